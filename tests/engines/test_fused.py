@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -14,10 +15,13 @@ from torch import nn
 import fedalloy
 from fedalloy import algorithms
 from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.errors import ClientError
 from fedalloy.core.keys import Key
+from fedalloy.core.native import library
 from fedalloy.engines.batched import Batched, dense_of
-from fedalloy.engines.kernels import cuda_graphs, fused, vmap_kernel
+from fedalloy.engines.kernels import cuda_graphs, fused, fused_logistic, vmap_kernel
 from fedalloy.engines.loop import Loop
+from fedalloy.engines.one_by_one import KernelFor, run_clients
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.prox import Prox
 from fedalloy.methods.solvers.sgd import Sgd
@@ -26,7 +30,7 @@ from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.testing import work
 from fedalloy.testing.comparing import copied, differences
 from fedalloy.testing.toys import Lopsided
-from tests.engines.rounds import context, gaps, play, shared_of, task_of
+from tests.engines.rounds import Called, context, gaps, play, shared_of, task_of
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "none": nn.Identity}
 
@@ -291,6 +295,64 @@ def test_frozen_leaves_are_not_fused():
     objective = type(task.objective)(Functions, trainable=("two.*",), dtype=torch.float64)  # type: ignore[call-arg]
     algorithm = algorithms.fedavg()
     assert dense_of(objective, shared_of(algorithm, replace(task, objective=objective))) is None
+
+
+REFUSED: dict[str, Any] = {
+    "fewer features than the examples": (lambda: nn.Linear(4, 3), lambda x: torch.cat([x, x], 1)),
+    "more features than the examples": (lambda: nn.Linear(6, 3), lambda x: x),
+    "examples that are not flattened": (lambda: nn.Linear(4, 3), lambda x: x.unsqueeze(1)),
+    "a square that is not flattened": (lambda: nn.Linear(4, 3), lambda x: x.reshape(-1, 2, 2)),
+    "whole numbers": (lambda: nn.Linear(4, 3), lambda x: x.long()),
+}
+
+
+def refused(kind: str, engine: Any, algorithm: Algorithm) -> None:
+    factory, changed = REFUSED[kind]
+    task = task_of(factory)
+    data = replace(task.block, x=changed(task.block.x))
+    with pytest.raises(ClientError, match="client 0 failed in round 1 at stage 'step 1"):
+        play(engine, algorithm, replace(task, block=data))
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_the_model_refuses_is_refused_with_kernels_too(kind):
+    """A kernel reads plain memory, and would train on whatever lies there."""
+    for engine in (Loop(), Batched()):
+        refused(kind, engine, algorithms.fedavg(batch_size=2))
+    pair = algorithms.superfed_mm(start=0, batch_size=2)
+    for engine in (Loop(), Batched(), Called(partial(run_clients, kernel=KernelFor.of(pair, *model_of(kind, pair))))):
+        refused(kind, engine, pair)
+
+
+def model_of(kind: str, algorithm: Algorithm) -> tuple[Any, Any]:
+    task = task_of(REFUSED[kind][0])
+    return task.objective, shared_of(algorithm, task)
+
+
+@pytest.mark.parametrize("kind", [*REFUSED][2:])
+def test_a_kernel_that_does_not_ask_is_noticed(kind, monkeypatch):
+    monkeypatch.setattr(fused, "accepts", lambda *_: True)
+    with pytest.raises(pytest.fail.Exception):
+        refused(kind, Batched(), algorithms.fedavg(batch_size=2))
+
+
+@pytest.mark.skipif(library() is None, reason="the kernels are not compiled in this installation")
+def test_a_compiled_kernel_that_takes_other_rows_is_noticed(monkeypatch):
+    fits = fused_logistic._fits
+    monkeypatch.setattr(fused, "accepts", lambda *_: True)
+    monkeypatch.setattr(fused_logistic, "_fits", lambda params, block, _: fits(params, block, 8))
+    with pytest.raises(pytest.fail.Exception):
+        refused("fewer features than the examples", Batched(), algorithms.fedavg(batch_size=2))
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 2), (1, 4)])
+def test_examples_of_any_shape_are_flattened_where_the_model_does(shape):
+    task = task_of(lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), shape=shape)
+    algorithm = algorithms.fedavg(lr=0.3, batch_size=2)
+    layers = dense_of(task.objective, shared_of(algorithm, task))
+    assert layers is not None
+    assert fused.accepts(layers, task.block, False)
+    assert gaps(play(Batched(kernel="fused"), algorithm, task), play(Loop(), algorithm, task)) == []
 
 
 def test_kernels_say_whether_they_can_be_differentiated():

@@ -162,7 +162,9 @@ class Batched(Engine):
         if stages is not None:
             self._conv_graphs = self._conv_graphs or ConvGraphs(self.precision, self.compiled)
             return partial(self._conv_graphs.train, stages)
-        layers = self._fused(algorithm, objective, shared) if one_target(data) else None
+        layers = self._fused(algorithm, objective, shared)
+        if layers is not None and not fused.accepts(layers, data, not objective.takes_integers):
+            layers = None
         if layers is not None and two_phase_sgd_of(algorithm) is not None:
             return partial(fused_phases.train, layers)
         if layers is not None and mixed_sgd_of(algorithm) is not None:

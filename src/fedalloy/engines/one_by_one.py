@@ -17,9 +17,9 @@ from fedalloy.core.gathering import Gathering
 from fedalloy.core.program import Kernel
 from fedalloy.core.protocols import Objective, Outcome, Shared, Task
 from fedalloy.core.types import Block, Context, State, Work
-from fedalloy.engines.batched import dense_of, one_target
+from fedalloy.engines.batched import dense_of
 from fedalloy.engines.kernels import fused_interpolated, fused_mixed, fused_phases, inplace_sgd
-from fedalloy.engines.kernels.fused import Dense
+from fedalloy.engines.kernels.fused import Dense, accepts
 from fedalloy.engines.kinds import InterpolatedSgd, MixedSgd, PlainSgd, TwoPhaseSgd, setting_of
 from fedalloy.engines.loop import planned, run_one
 
@@ -33,21 +33,25 @@ _PAIRS: dict[type, Any] = {
 @dataclass(frozen=True)
 class KernelFor:
     """Chooses the kernel for the local steps on some data, and how it applies rules to trees: ``inplace_sgd`` for plain
-    SGD, the fused kernel ``pair`` for SGD on two models of dense ``layers``, otherwise None, the plain kernel."""
+    SGD, the fused kernel ``pair`` for SGD on two models of dense ``layers``, otherwise None, the plain kernel. With
+    ``casts`` the model gets whole numbers as floats."""
 
     plain_sgd: bool
     pair: Any = None
     layers: tuple[Dense, ...] | None = None
+    casts: bool = False
 
     @staticmethod
     def of(algorithm: Algorithm, objective: Objective, shared: Shared) -> KernelFor:
         """The choice for an algorithm and a model."""
         setting = setting_of(algorithm)
         pair = None if shared["buffers"] else _PAIRS.get(type(setting))
-        return KernelFor(isinstance(setting, PlainSgd), pair, dense_of(objective, shared) if pair else None)
+        layers = dense_of(objective, shared) if pair else None
+        plain_sgd, casts = isinstance(setting, PlainSgd), not objective.takes_integers
+        return KernelFor(plain_sgd, pair, layers, casts)
 
     def __call__(self, data: Block) -> tuple[Kernel | None, Applied]:
-        if self.layers is not None and one_target(data):
+        if self.layers is not None and accepts(self.layers, data, self.casts):
             return partial(self.pair, self.layers), vmapped
         return inplace_sgd.train if self.plain_sgd else None, plain
 

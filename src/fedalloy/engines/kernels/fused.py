@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedalloy.core.blocks import Prepared
 from fedalloy.core.program import BlockTraining, TrainingResult
-from fedalloy.core.types import Context, Tree
+from fedalloy.core.types import Block, Context, Tree
 from fedalloy.core.wide import widest
 from fedalloy.engines.batches import batches
 from fedalloy.engines.kernels import fused_logistic
@@ -29,11 +29,14 @@ _ACTIVATIONS = ("relu", "tanh", "sigmoid")
 
 @dataclass(frozen=True)
 class Dense:
-    """One linear layer of a chain and the activation after it."""
+    """One linear layer of a chain and the activation after it. ``features`` is the length of its input; ``flattens``:
+    examples of any shape are flattened before it."""
 
     weight: str
     bias: str | None
     activation: str | None
+    features: int
+    flattens: bool = False
 
 
 @dataclass
@@ -56,16 +59,29 @@ def dense_layers(chain: Chain | None, loss: str | None) -> tuple[Dense, ...] | N
     if chain is None or loss not in LOSSES:
         return None
     layers: list[Dense] = []
+    flattens = False
     for position, layer in enumerate(chain):
         if layer.kind == "flatten" and not layers:
-            continue
-        if layer.kind == "linear" and layer.module is not None:
+            flattens = True
+        elif layer.kind == "linear" and isinstance(layer.module, nn.Linear):
             prefix = f"{layer.name}." if layer.name else ""
             bias = f"{prefix}bias" if layer.module.bias is not None else None
-            layers.append(Dense(f"{prefix}weight", bias, _activation(chain, position)))
+            activation = _activation(chain, position)
+            layers.append(Dense(f"{prefix}weight", bias, activation, layer.module.in_features, flattens and not layers))
         elif not (layer.kind in _ACTIVATIONS and layers and chain[position - 1].kind == "linear"):
             return None
     return tuple(layers) if layers and layers[-1].activation is None else None
+
+
+def accepts(layers: tuple[Dense, ...], data: Block, casts: bool) -> bool:
+    """Whether the model accepts these examples, with one target each. For others it raises an error, which kernels, on
+    plain memory, would not. ``casts``: the model gets whole numbers as floats."""
+    x, y = data.x, data.y
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor) and y.dim() == 1 and x.dim() >= 2):
+        return False
+    if not (x.is_floating_point() or casts):
+        return False
+    return (x.dim() == 2 or layers[0].flattens) and x.shape[1:].numel() == layers[0].features
 
 
 def train(layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:

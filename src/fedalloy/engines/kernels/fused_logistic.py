@@ -47,7 +47,7 @@ def train(
 ) -> TrainingResult | None:
     """The steps of a block; None where the kernel cannot be used, and where torch would raise an error."""
     kernel = _kernel_for(params[weight], sgd)
-    if kernel is None or not _fits(params, block):
+    if kernel is None or not _fits(params, block, params[weight].shape[1]):
         return None
     clients = len(block)
     deltas = {name: torch.empty((clients, *leaf.shape), dtype=leaf.dtype) for name, leaf in params.items()}
@@ -101,10 +101,12 @@ def _kernel_for(weight: Tensor, sgd: PlainSgd) -> Any:
     return getattr(compiled, _NAMES[weight.dtype]) if weight.dtype in _NAMES else None
 
 
-def _fits(params: Tree, block: Prepared) -> bool:
+def _fits(params: Tree, block: Prepared, features: int) -> bool:
     """Whether everything is laid out as the kernel reads it."""
     x, y, real = block.data.x, block.data.y, next(iter(params.values())).dtype
     if not (x.dtype == real and x.shape[0] == y.shape[0] and x.is_contiguous() and block.mask.is_contiguous()):
+        return False
+    if x.shape[1:].numel() != features:
         return False
     for leaf in params.values():
         if leaf.dtype != real or not leaf.is_contiguous():
