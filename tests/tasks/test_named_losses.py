@@ -65,6 +65,30 @@ def test_focal_by_hand():
         choose({"kind": "focal", "alpha": 0.25}).losses(logits, y)
 
 
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
+def test_focal_has_a_gradient_where_nothing_is_missed(gamma):
+    rule = choose({"kind": "focal", "gamma": gamma})
+    for logits, y in (
+        (torch.tensor([[60.0, 0.0, 0.0], [0.0, 1.0, 2.0]]), torch.tensor([0, 1])),
+        (torch.tensor([-120.0, 0.5]), torch.tensor([0.0, 1.0])),
+    ):
+        leaf = logits.requires_grad_()
+        (grad,) = torch.autograd.grad(rule.losses(leaf, y).sum(), leaf)
+        assert grad.isfinite().all()
+        assert float(grad[0].abs().max()) < 1e-6 < float(grad[1].abs().max())
+
+
+def test_focal_of_one_logit_leaves_out_what_does_not_count():
+    logits, y = IMAGES[:, :1], (MAPS > 0).long()
+    y[1, 0] = -100
+    rule, counted = choose("focal"), y != -100
+    wanted = choose("focal").losses(logits[:, 0][counted].unsqueeze(1), y[counted])
+    assert float(batch_mean(rule.losses(logits, y), rule.counts(y))) == pytest.approx(float(wanted.mean()), abs=1e-12)
+    right = ((logits[:, 0] > 0) == (y > 0.5))[counted].double()
+    hits = batch_mean(rule.hits(logits, y), rule.counts(y))
+    assert float(hits) == pytest.approx(float(right.mean()), abs=1e-12)
+
+
 def test_dice_by_hand():
     chance = IMAGES.softmax(1)
     counted = MAPS != -100

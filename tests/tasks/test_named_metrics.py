@@ -138,7 +138,7 @@ def test_maps_of_one_class():
     check("iou", IMAGES[:, :1], mask, lambda o, y: sklearn.jaccard_score(y.flatten(), (o > 0).flatten()), "dice")
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", {"kind": "cross_entropy", "label_smoothing": 0.3}])
+@pytest.mark.parametrize("loss", ["cross_entropy", {"kind": "cross_entropy", "label_smoothing": 0.3}, "focal"])
 def test_perplexity_is_that_of_the_plain_loss(loss):
     check("perplexity", TOKENS, WORDS, ReferencePerplexity(ignore_index=-100), loss)
 

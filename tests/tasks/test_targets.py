@@ -104,6 +104,31 @@ def test_a_kernel_that_takes_such_steps_is_caught(engine, monkeypatch):
         test_a_batch_in_which_nothing_counts_is_no_step(engine)
 
 
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_such_a_batch_neither_ends_an_accumulated_step_nor_moves_a_schedule(engine):
+    """Of the batches of one example the second, the fourth and the last do not count: three are left, two steps."""
+    whole = tokens()
+    chosen = torch.tensor([1, 0, 2, 3, 4, 6])
+    data = Dataset(whole.x[chosen], whole.y[chosen], WORDS, torch.zeros(6, dtype=torch.int64))
+    assert (data.y != -100).any(1).tolist() == [True, False, True, False, True, False]
+    task = make_task(data, Words, dtype="float64", test_fraction=0.0)
+    settings: dict[str, Any] = {"accumulate": 2, "schedule": {"kind": "linear", "over": "steps"}, "momentum": 0.9}
+    algorithm = fedavg(lr=0.5, batch_size=1, shuffle=False, **settings)
+    done = fit(algorithm, task, rounds=1, engine=engine).model
+    model = Words().double()
+    model.load_state_dict(task.objective.init(Key.of(0).fold("model"))[0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    for factor, rows in ((1.0, (0, 2)), (0.5, (4,))):
+        for row in rows:
+            loss = functional.cross_entropy(model(data.x[row]), data.y[row]) / len(rows)
+            loss.backward()
+        optimizer.param_groups[0]["lr"] = 0.5 * factor
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, leaf in model.named_parameters():
+        assert torch.allclose(done[name], leaf.detach(), rtol=0, atol=1e-12)
+
+
 def test_the_loss_is_the_mean_over_counted_tokens():
     task = task_of("tokens")
     params, buffers = task.objective.init(Key.of(3))
@@ -219,6 +244,14 @@ def test_another_void_class_is_ignored_and_not_counted_as_a_class():
     assert counts is not None
     assert counts.tolist() == [12] * 8
     assert fit(fedavg(), task, rounds=1).model
+
+
+def test_a_class_of_whole_examples_is_not_ignored():
+    """The examples of such a class would have no loss, but would count: the mean would be too small."""
+    data = Dataset(torch.randn(12, 3), torch.arange(12) % 3, 3)
+    with pytest.raises(SpecError, match="leave the examples of this class out of the data"):
+        make_task(data, loss={"kind": "cross_entropy", "ignore_index": 1}, clients=2)
+    make_task(replace(data, ignore_index=255), clients=2)
 
 
 def test_methods_that_assume_labels_say_so():

@@ -11,7 +11,7 @@ before, by :func:`fedalloy.core.blocks.prepare`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
@@ -148,7 +148,7 @@ def run_block(
     has a name; kernels may leave it unnamed."""
     with stage(None) as at:
         mine = apply.stack([*map(states.__getitem__, block.work.ids.tolist())])
-        training = BlockTraining(algorithm, objective, shared, mine["solver"], block, ctx, apply, at)
+        training = _drawn(BlockTraining(algorithm, objective, shared, mine["solver"], block, ctx, apply, at))
         stats = _before(training)
         trained = kernel(training)
         stats |= _after(training, trained)
@@ -158,6 +158,22 @@ def run_block(
         stats["bytes_up"] = bytes_up(sent, algorithm.packings, len(block))
     notes = None if algorithm.wire else trained.notes
     return Finished(block.work.ids, payload, stats, {"solver": kept, "wire": wires}, notes)
+
+
+def _drawn(training: BlockTraining) -> BlockTraining:
+    """The same training, with draws that know which batches are no steps because nothing in them counts: a schedule
+    passes over them, and an accumulated gradient must not wait for one."""
+    block, counted = training.block, training.counted
+    if counted is block.seen or not block.draws:
+        return training
+    none = ((counted.cpu() == 0) & (block.seen.cpu() > 0)).T
+    if not bool(none.any()):
+        return training
+    mask = block.plan.mask.clone()
+    mask[:, : none.shape[1]] &= ~none.unsqueeze(2)
+    plan = replace(block.plan, mask=mask)
+    draws = training.algorithm.solver.draws(plan, block.keys.fold("draws"), training.shared)
+    return replace(training, block=replace(block, draws=draws))
 
 
 def _before(training: BlockTraining) -> Stats:

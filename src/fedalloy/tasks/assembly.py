@@ -158,6 +158,7 @@ def make_objective(
     if unit not in typing.get_args(Unit):
         raise SpecError(f"unit '{unit}': {nearest(str(unit), typing.get_args(Unit))}")
     rule = choose(loss or LOSSES[kind or ("classification" if classes else "regression")])
+    _check_ignored(rule, targets, classes)
     factory = as_factory(model, input_shape, outputs_for(kind, rule, targets, classes), bounds)
     changes = as_augmentation(augment)
     if changes:
@@ -167,6 +168,15 @@ def make_objective(
         factory, rule, trainable=trainable, dtype=as_precision(dtype), unit=unit, example=example, augment=changes,
         buckets=as_buckets(buckets),
     )  # fmt: skip
+
+
+def _check_ignored(rule: Loss, targets: tuple[int, ...], classes: int) -> None:
+    """Refuse to ignore a class where examples have one target: they would still count as examples."""
+    if not targets and rule.ignored is not None and 0 <= rule.ignored < classes:
+        raise SpecError(
+            f"ignore_index = {rule.ignored} is a class, and examples have one target each: leave the examples of this "
+            "class out of the data; ignore_index is for tokens and pixels"
+        )
 
 
 def as_buckets(buckets: Buckets | Sequence[int] | None) -> Buckets | None:

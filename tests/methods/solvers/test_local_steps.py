@@ -116,13 +116,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "clipped": {"clip_norm": 0.3, "clip_value": 0.2, "momentum": 0.9},
     "accumulated": {"accumulate": 3, "weight_decay": 0.1, "momentum": 0.5},
     "by_step": {"schedule": {"kind": "cosine", "over": "steps", "warmup": 2}},
+    "both": {
+        "accumulate": 4,
+        "schedule": {"kind": "linear", "over": "steps", "warmup": 2},
+        "momentum": 0.5,
+        "clip_norm": 0.3,
+        "clip_value": 0.2,
+    },
     "all": {"optimizer": "adam", "accumulate": 2, "clip_norm": 0.3, "schedule": {"kind": "linear", "over": "steps"}},
 }
 
 
-@pytest.mark.parametrize("name", ["clipped", "accumulated", "by_step"])
+@pytest.mark.parametrize("name", ["clipped", "accumulated", "by_step", "both"])
 def test_a_client_trains_as_a_loop_of_torch_does(name):
-    """One client, one round, in the order of the examples: the same parameters as torch's own parts give."""
+    """One client, one round, in the order of the examples: the same parameters as torch's own parts give. A schedule
+    counts the optimizer's steps, not the batches that they accumulate."""
     task, how = small(1), SETTINGS[name]
     done = fit(fedavg(lr=0.2, batch_size=4, shuffle=False, epochs=2, **how), task, rounds=1, engine="loop")
     params = {leaf: value.clone().requires_grad_() for leaf, value in task.objective.init(_model_key())[0].items()}
@@ -137,10 +145,10 @@ def test_a_client_trains_as_a_loop_of_torch_does(name):
         (functional.cross_entropy(outputs, data.y[begin : begin + 4]) / held).backward()
         if (step + 1) % group and step + 1 < len(batches):
             continue
-        if name == "clipped":
+        if "clip_norm" in how:
             nn.utils.clip_grad_value_(params.values(), 0.2)
             nn.utils.clip_grad_norm_(params.values(), 0.3)
-        optimizer.param_groups[0]["lr"] = 0.2 * _factor(how, step, len(batches))
+        optimizer.param_groups[0]["lr"] = 0.2 * _factor(how, step // group, -(-len(batches) // group))
         optimizer.step()
         optimizer.zero_grad()
     for leaf, value in params.items():

@@ -33,7 +33,7 @@ class Schedule:
     ``step`` is ``factor ^ (t // every)``, ``exponential`` ``factor ^ t``, ``milestones`` ``factor`` to the number of
     passed milestones (units, or below 1 shares of T), ``cosine`` ``floor + (1 - floor) (1 + cos(pi t / T)) / 2``,
     ``linear`` goes from 1 to ``floor``. These are torch's schedulers. Over steps it starts again in every round, as
-    the optimizer does.
+    the optimizer does; a step is one of the optimizer, however many batches it accumulates.
 
     >>> Schedule(kind="linear", warmup=1).at(torch.arange(5.0), torch.tensor(5.0)).tolist()
     [0.5, 1.0, 0.75, 0.5, 0.25]
@@ -107,7 +107,7 @@ class Schedule:
 
 
 def places(plan: Plan) -> tuple[Tensor, Tensor]:
-    """The place of every step among the client's steps of its phase, and their number, ``[C, S]`` each."""
+    """The place of every batch among the client's batches of its phase, and their number, ``[C, S]`` each."""
     taken, place, count = plan.mask.any(-1), torch.zeros_like(plan.phase), torch.zeros_like(plan.phase)
     for phase in plan.phase.unique().tolist():
         mine = taken & (plan.phase == phase)

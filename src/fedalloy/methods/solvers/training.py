@@ -139,7 +139,8 @@ class LocalTraining(LocalSolver, Describes, CountsSteps, BindsToData):
         if self.schedule.by_step or self.accumulate > 1:
             place, count = places(plan)
             if self.schedule.by_step:
-                made["lr_factor"] = self.schedule.at(place.double(), count.double())
+                step, steps = place // self.accumulate, (count + self.accumulate - 1) // self.accumulate
+                made["lr_factor"] = self.schedule.at(step.double(), steps.double())
             if self.accumulate > 1:
                 made["flush"] = ((place + 1) % self.accumulate == 0) | (place + 1 == count)
         return made

@@ -118,10 +118,11 @@ class Focal(Loss):
     arXiv:1708.02002): examples that are already predicted well count less.
 
     With as many outputs as targets it is binary, and ``alpha`` is the weight of positive targets, ``1 - alpha`` that
-    of negative ones; otherwise it is over classes, without ``alpha``.
+    of negative ones; otherwise it is over classes, without ``alpha``. Targets equal to ``ignore_index`` do not count.
     """
 
     kinds: ClassVar[tuple[TaskKind, ...]] = ("classification", "multilabel", "segmentation", "tokens")
+    bounds: ClassVar[tuple[float, float] | None] = (0.0, 1.0)
 
     gamma: float = 2.0
     alpha: float | None = None
@@ -136,26 +137,35 @@ class Focal(Loss):
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The mean over the targets of an example that count."""
         if outputs.numel() == y.numel():
-            return per_example(self._binary(outputs.reshape(y.shape), y.to(outputs.dtype)))
+            return self._binary(outputs.reshape(y.shape), y)
         if self.alpha is not None:
             raise SpecError("loss 'focal': alpha weighs positive against negative targets; leave it out for classes")
         plain = CrossEntropy(ignore_index=self.ignore_index)
         logits, counted = classes_last(outputs, y) if y.dim() > 1 else outputs, y != self.ignore_index
         each = plain.each(logits.reshape(-1, logits.shape[-1]), y.flatten()).reshape(y.shape)
-        each = (1 - (-each).exp()).clamp(min=0) ** self.gamma * each
+        each = self._focused(1 - (-each).exp(), each)
         return each if y.dim() == 1 else mean_of_counted(each, counted)
 
-    def _binary(self, logits: Tensor, y: Tensor) -> Tensor:
+    def _binary(self, logits: Tensor, given: Tensor) -> Tensor:
+        counted = given != self.ignore_index
+        y = given.where(counted, torch.zeros_like(given)).to(logits.dtype)
         each = functional.binary_cross_entropy_with_logits(logits, y, reduction="none")
         chance = logits.sigmoid()
-        missed = chance * (1 - y) + (1 - chance) * y
-        weight = 1.0 if self.alpha is None else self.alpha * y + (1 - self.alpha) * (1 - y)
-        return weight * missed**self.gamma * each
+        each = self._focused(chance * (1 - y) + (1 - chance) * y, each)
+        if self.alpha is not None:
+            each = (self.alpha * y + (1 - self.alpha) * (1 - y)) * each
+        return each if y.dim() == 1 else mean_of_counted(each, counted)
+
+    def _focused(self, missed: Tensor, each: Tensor) -> Tensor:
+        """Every loss times ``missed ** gamma``; below 1, a power of 0 has no gradient."""
+        return missed.clamp(min=torch.finfo(missed.dtype).tiny) ** self.gamma * each
 
     def hits(self, outputs: Tensor, y: Tensor) -> Tensor:
         """As for the cross-entropy that it modifies."""
         if outputs.numel() == y.numel():
-            return sign_hits(outputs.reshape(y.shape), y)
+            right = (outputs.reshape(y.shape) > 0) == (y > 0.5)
+            right = right.to(torch.promote_types(outputs.dtype, torch.float32))
+            return right if y.dim() == 1 else mean_of_counted(right, y != self.ignore_index)
         return CrossEntropy(ignore_index=self.ignore_index).hits(outputs, y)
 
     @property

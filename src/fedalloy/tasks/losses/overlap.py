@@ -26,6 +26,7 @@ class DiceLoss(Loss):
     """
 
     kinds: ClassVar[tuple[TaskKind, ...]] = ("segmentation",)
+    bounds: ClassVar[tuple[float, float] | None] = (0.0, 1.0)
 
     smooth: float = 1.0
     ignore_index: int = IGNORED

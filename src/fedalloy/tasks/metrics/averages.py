@@ -12,7 +12,7 @@ from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import Objective
 from fedalloy.core.registry import register
 from fedalloy.tasks.kinds import TaskKind
-from fedalloy.tasks.losses.classes import CrossEntropy
+from fedalloy.tasks.losses.classes import CrossEntropy, Focal
 from fedalloy.tasks.losses.layout import mean_of_counted
 from fedalloy.tasks.metrics.metric import Metric, counted_means, sums, with_counts
 from fedalloy.tasks.metrics.predictions import aligned
@@ -59,7 +59,7 @@ class MeanLoss(Metric):
 @dataclass(frozen=True)
 class Perplexity(Metric):
     """The exponential of the mean negative log-likelihood over the targets that count: that of the loss, without label
-    smoothing."""
+    smoothing and without the factor of the focal loss."""
 
     kinds: ClassVar[tuple[TaskKind, ...]] = ("tokens", "classification")
     pooled = "log_mean"
@@ -68,6 +68,7 @@ class Perplexity(Metric):
         """The loss of every example, and how many of its targets count."""
         rule = objective.loss_rule
         plain = replace(rule, label_smoothing=0.0) if isinstance(rule, CrossEntropy) else objective
+        plain = replace(rule, gamma=0.0, alpha=None) if isinstance(rule, Focal) else plain
         return with_counts(objective, plain.losses(outputs, y), y)
 
     def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
