@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python -m benchmarks.client_states [--clients 1000 1000000] [--cohort 1000] [--parameters 1000]
                                                       [--rounds 20] [--layout segments sqlite] [--folder PATH]
+                                                      [--output PATH]
 
 No training: every round reads the states of its cohort (SCAFFOLD's controls, two leaves), changes them, puts them back
 and commits, with the checkpoint of the run folder, as a run does that writes a checkpoint after every round. All states
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks.out_of_core import Memory
+from benchmarks.scale_results import keep
 from fedalloy.core.keys import Key
 from fedalloy.core.store import Kept, StoredStates
 from fedalloy.core.types import State
@@ -163,12 +165,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--layout", nargs="*", choices=["segments", "sqlite"], default=["segments", "sqlite"])
     parser.add_argument("--folder", type=Path)
-    chosen = parser.parse_args()
+    parser.add_argument("--output", type=Path, help="A file of results that the figures are added to.")
+    chosen, every = parser.parse_args(), dict[str, Any]()
     for layout in chosen.layout:
         for clients in chosen.clients:
             with tempfile.TemporaryDirectory(dir=chosen.folder) as place:
                 found = measure(layout, clients, Path(place), chosen)
             print(f"{layout} {clients:,} clients: " + ", ".join(f"{n} {told(v)}" for n, v in found.items()), flush=True)
+            every[f"{layout}, {clients}"] = found
+    if chosen.output:
+        keep(chosen.output, "client_states", {"cohort": chosen.cohort, "parameters": chosen.parameters, **every})
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python -m benchmarks.out_of_core [--clients 200] [--parameters 25000000] [--folder PATH]
                                                     [--only fedavg fedadp trimmed_mean] [--cached] [--json]
+                                                    [--output PATH]
 
 Rows of distinct normal numbers arrive one by one and are written as an engine writes them; then the whole server step
 of every rule is run on the handle. Before every pass the files are removed from the page cache (``--cached``: they are
@@ -33,6 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.scale_results import keep
 from fedalloy.core.algorithm import Algorithm, ServerState, server_step
 from fedalloy.core.elements import combine_elements
 from fedalloy.core.gathering import Gathering
@@ -268,6 +270,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", choices=list(RULES), default=list(RULES))
     parser.add_argument("--cached", action="store_true", help="Leave the files in the page cache.")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--output", type=Path, help="A file of results that the figures are added to.")
     return parser.parse_args()
 
 
@@ -280,10 +283,15 @@ def main() -> int:
     if not chosen.json:
         print(f"{arriving['gb']:.1f} GB written and synced in {writing:.1f} s, memory {memory.peak:.2f} GB", flush=True)
     broken = [f"arriving: {memory.peak:.2f} GB of memory"] if memory.peak > MOST_GB else []
+    every = []
     for name in chosen.only:
         told = measure(name, rows, chosen.cached)
         broken += faults(told)
+        every.append(told)
         print(json.dumps({**arriving, **told}) if chosen.json else line(told), flush=True)
+    if chosen.output:
+        given = {"clients": chosen.clients, "parameters": chosen.parameters, "cached": chosen.cached}
+        keep(chosen.output, "out_of_core", {**given, "arriving": arriving, "rules": every})
     if not chosen.json:
         print("; ".join(broken) or "All requirements are met.")
     return 1 if broken else 0

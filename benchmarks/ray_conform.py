@@ -73,7 +73,7 @@ class Cluster:
         settings: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20, "node_ip_address": "127.0.0.1"}
         self.raylets = Raylets(initialize_head=True, head_node_args={**settings, "include_dashboard": False})
         self.others = [self.raylets.add_node(wait=False, **settings) for _ in range(NODES - 1)]
-        self.raylets.wait_for_nodes()
+        self.raylets.wait_for_nodes(PATIENCE)
         self.address = self.raylets.address
         self.ray.init(address=self.address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
         self.pools: dict[int, Any] = {}
@@ -294,7 +294,9 @@ def a_killed_node_changes_nothing(cluster: Cluster, folder: Path) -> list[str]:
     cluster.others.remove(there[0])
 
     def lose() -> None:
+        theirs = {pid for pid in _workers() if _parent(pid) in _raylets_of(there[0])}
         cluster.raylets.remove_node(there[0], allow_graceful=False)
+        _wait(lambda: not any(map(_alive, theirs)))  # a worker that lives on for a moment could answer until the end
         gate.unlink()
 
     thread = threading.Thread(target=lose)
@@ -385,6 +387,10 @@ def newest(folder: Path) -> int:
 def _workers() -> set[int]:
     """The processes of all workers of this process's own raylets; other programs may have workers, too."""
     return {pid for pid in _named("ray::BlockWorker") if _alive(pid) and _parent(_parent(pid)) == os.getpid()}
+
+
+def _raylets_of(node: Any) -> set[int]:
+    return {info.process.pid for info in node.all_processes["raylet"]}
 
 
 def _parent(pid: int) -> int:

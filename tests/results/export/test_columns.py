@@ -20,7 +20,17 @@ from fedalloy.experiment.records import number_lists
 from fedalloy.experiment.records.folder import RunFolder
 from fedalloy.experiment.records.number_lists import NumberList, read_lists
 from fedalloy.experiment.records.stream import encode
-from fedalloy.results.export.columns import SameColumn, StoredColumn, ValueColumn, WrittenColumn, blocks_of, cell
+from fedalloy.results.export import columns
+from fedalloy.results.export.columns import (
+    RowBlock,
+    SameColumn,
+    StoredColumn,
+    ValueColumn,
+    WrittenColumn,
+    blocks_of,
+    cell,
+    lines_of,
+)
 from fedalloy.results.export.tables import blocks, rows
 from fedalloy.results.export.writing import WRITERS, write_csv
 
@@ -36,8 +46,7 @@ def test_every_form_of_a_column_has_the_same_cells(values):
     expected = ["" if one is None else repr(one) for one in values]
     assert [text.decode() for text in StoredColumn(pa.array(values, pa.float64())).cells()] == expected
     assert [text.decode() for text in ValueColumn(values).cells()] == expected
-    read = NumberList.read(json.dumps(values, separators=(",", ":"))[1:-1].encode())
-    assert read is not None
+    read = read_numbers(values)
     assert [text.decode() for text in read.cells] == expected
     assert [None if math.isnan(one) else one for one in read.values.tolist()] == values
 
@@ -153,6 +162,35 @@ def test_texts_and_truth_are_written_as_by_pythons_csv(tmp_path):
     with io.StringIO(newline="") as file:
         csv.writer(file).writerows([["a", "b"], *(list(row.values()) for row in given)])
         assert (tmp_path / "t.csv").read_bytes().decode() == file.getvalue()
+
+
+@QUICKLY
+@given(st.data())
+def test_lines_that_arrow_joins_are_those_that_python_joins(data):
+    """Columns of every form in any order, also none of one value before the first that changes."""
+    count = data.draw(st.integers(1, 5))
+    values, texts = (st.lists(one, min_size=count, max_size=count) for one in (NUMBERS, st.none() | st.text()))
+    made = {
+        "same": lambda: SameColumn(data.draw(st.sampled_from([None, "x,y", 3])), count),
+        "any": lambda: ValueColumn(data.draw(texts)),
+        "stored": lambda: StoredColumn(pa.array(data.draw(values), pa.float64())),
+        "written": lambda: WrittenColumn(read_numbers(data.draw(values))),
+    }
+    kinds = data.draw(st.lists(st.sampled_from(list(made)), min_size=1, max_size=5))
+    block = RowBlock(count, {str(place): made[kind]() for place, kind in enumerate(kinds)})
+    names = [*block.columns, "not in this block"]
+    expected = lines_of(block, names)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "_LEAST_JOINED", 1)
+        assert lines_of(block, names) == expected
+        patch.setattr(columns, "_joined", lambda *_: b"joined")
+        assert (lines_of(block, names) == b"joined") == bool({"stored", "written"} & set(kinds))
+
+
+def read_numbers(values: list[float | None]) -> NumberList:
+    found = NumberList.read(json.dumps(values, separators=(",", ":"))[1:-1].encode())
+    assert found is not None
+    return found
 
 
 def test_cells_of_columns_of_one_value():

@@ -9,12 +9,19 @@ from functools import cached_property
 from itertools import islice, repeat
 from typing import Any, Protocol
 
+import numpy as np
+
+from fedalloy.experiment.records.client_tables import available
 from fedalloy.experiment.records.number_lists import NumberList
 
 Kinds = frozenset[type]
 """The types of a column's values, those of missing ones left out."""
 _PLAIN_LEAST, _PLAIN_MOST = 1e-4, 1e9
 """Between these Python and Arrow write the same digits for every number that is not whole."""
+
+
+_LEAST_JOINED = 50_000
+"""Rows of a block from which on Arrow puts lines together: four times as fast, but it takes a moment to load."""
 
 
 class TableColumn(Protocol):
@@ -26,6 +33,9 @@ class TableColumn(Protocol):
 
     def cells(self) -> Iterable[bytes]:
         """Every value as it stands in a CSV file; nothing for missing values and those that are not finite."""
+
+    def texts(self, pa: Any) -> Any:
+        """The same as a column of pyarrow, or a single value for all rows."""
 
     def array(self, pa: Any, kind: Any) -> Any:
         """All values as a column of pyarrow."""
@@ -44,6 +54,9 @@ class SameColumn:
 
     def cells(self) -> Iterable[bytes]:
         return repeat(cell(self.value), self.count)
+
+    def texts(self, pa: Any) -> Any:
+        return pa.scalar(cell(self.value), pa.large_binary())
 
     def array(self, pa: Any, kind: Any) -> Any:
         value = str(self.value) if kind == pa.string() and self.value is not None else self.value
@@ -67,6 +80,9 @@ class ValueColumn:
     def _cells(self) -> list[bytes]:
         return list(map(cell, self.values))
 
+    def texts(self, pa: Any) -> Any:
+        return pa.array(self._cells, pa.large_binary())
+
     def array(self, pa: Any, kind: Any) -> Any:
         values = self.values
         if kind == pa.string():
@@ -86,6 +102,15 @@ class WrittenColumn:
 
     def cells(self) -> Iterable[bytes]:
         return self.numbers.cells
+
+    def texts(self, pa: Any) -> Any:
+        text = np.frombuffer(self.numbers.text.replace(b"null", b""), np.uint8)
+        commas = text == ord(",")
+        ends = np.append(np.flatnonzero(commas), len(text))
+        count = len(ends)
+        starts = np.concatenate([[0], ends - np.arange(count)]).astype(np.int64)
+        buffers = [None, pa.py_buffer(starts), pa.py_buffer(text[~commas])]
+        return pa.Array.from_buffers(pa.large_binary(), count, buffers)
 
     def array(self, pa: Any, kind: Any) -> Any:
         if kind == pa.string():
@@ -110,9 +135,12 @@ class StoredColumn:
     def cells(self) -> Iterable[bytes]:
         import pyarrow as pa
 
-        texts = self.values.cast(pa.string()) if self.values.type == pa.int64() else _shortest(self.values)
-        found: list[bytes] = texts.fill_null("").cast(pa.binary()).to_pylist()
+        found: list[bytes] = self.texts(pa).to_pylist()
         return found
+
+    def texts(self, pa: Any) -> Any:
+        texts = self.values.cast(pa.string()) if self.values.type == pa.int64() else _shortest(self.values)
+        return texts.fill_null("").cast(pa.large_binary())
 
     def array(self, pa: Any, kind: Any) -> Any:
         return pa.array(list(self.cells()), pa.binary()).cast(kind) if kind == pa.string() else self.values.cast(kind)
@@ -139,8 +167,24 @@ def lines_of(block: RowBlock, names: Sequence[str]) -> bytes:
     columns = [block.columns.get(name, SameColumn(None, block.count)) for name in names]
     leading = next((place for place, one in enumerate(columns) if not isinstance(one, SameColumn)), len(columns) - 1)
     before = b"".join(cell(one.value) + b"," for one in columns[:leading] if isinstance(one, SameColumn))
+    numbers = any(isinstance(one, StoredColumn | WrittenColumn) for one in columns)
+    if numbers and block.count >= _LEAST_JOINED and available():
+        return _joined(before, columns[leading:])
     rest = map(b",".join, zip(*(one.cells() for one in columns[leading:]), strict=True))
     return before + (b"\r\n" + before).join(rest) + b"\r\n"
+
+
+def _joined(before: bytes, columns: Sequence[TableColumn]) -> bytes:
+    """The lines as one piece of Arrow's memory: a line after another, each with the end of the one before."""
+    import pyarrow as pa
+    import pyarrow.compute as calls
+
+    compute: Any = calls
+    first, comma, nothing = (pa.scalar(one, pa.large_binary()) for one in (b"\r\n" + before, b",", b""))
+    begun = compute.binary_join_element_wise(first, columns[0].texts(pa), nothing)
+    lines = compute.binary_join_element_wise(begun, *(one.texts(pa) for one in columns[1:]), comma)
+    size = int(np.frombuffer(lines.buffers()[1], np.int64)[len(lines)])
+    return bytes(memoryview(lines.buffers()[2])[2:size]) + b"\r\n"
 
 
 def cell(value: Any) -> bytes:
