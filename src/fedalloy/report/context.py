@@ -27,6 +27,7 @@ class ReportContext:
     summaries: Sequence[RunSummary]
     tunings: Sequence[dict[str, Any]] = ()
     looks: Sequence[Look] = ()
+    advices: Sequence[dict[str, Any]] = ()
     charts: dict[str, Chart] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 

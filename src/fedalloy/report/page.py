@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.experiment.records import atomic
-from fedalloy.report import federations, gains, sections, verdicts, words
+from fedalloy.report import federations, gains, searches, sections, verdicts, words
 from fedalloy.report.context import ReportContext
 from fedalloy.report.document import document
 from fedalloy.results.federations import read_federations
 from fedalloy.results.looks import Look, looks_in
-from fedalloy.results.summaries import RunSummary, gather, tunings
+from fedalloy.results.summaries import RunSummary, advices, gather, tunings
 
 PARTS: dict[str, Callable[[ReportContext], str]] = {
+    "Advice": searches.advice,
     "Results": verdicts.results,
     "Curves": sections.curves,
     "Run": sections.what,
@@ -28,7 +29,7 @@ PARTS: dict[str, Callable[[ReportContext], str]] = {
     "Participation": sections.participation,
     "Data": sections.heterogeneity,
     "Cost": sections.cost,
-    "Tuning": sections.tuning,
+    "Tuning": searches.tuning,
     "Reproduce": sections.reproduce,
 }
 """The name of a section in the navigation bar, and the section."""
@@ -44,15 +45,21 @@ def write_page(places: Sequence[Path], output: Path) -> int:
         text, count = federations.page(several), sum(len(one.outcomes) for one in several.all)
     else:
         summaries = gather(places)
-        text, count = page(summaries, tunings(places), looks_in(places)), len(summaries)
+        text, count = page(summaries, tunings(places), looks_in(places), advices(places)), len(summaries)
     output.parent.mkdir(parents=True, exist_ok=True)
     atomic.write_text(output, text)
     return count
 
 
-def page(summaries: Sequence[RunSummary], tried: Sequence[dict[str, Any]] = (), looks: Sequence[Look] = ()) -> str:
-    """The page as text; ``tried`` is what tuning tried, ``looks`` the recorded looks at the comparison."""
-    context = ReportContext(summaries, tried, looks)
+def page(
+    summaries: Sequence[RunSummary],
+    tried: Sequence[dict[str, Any]] = (),
+    looks: Sequence[Look] = (),
+    advised: Sequence[dict[str, Any]] = (),
+) -> str:
+    """The page as text; ``tried`` is what tuning tried, ``looks`` the recorded looks at the comparison, ``advised``
+    the answers of an advice."""
+    context = ReportContext(summaries, tried, looks, advised)
     parts = {short: made for short, section in PARTS.items() if (made := section(context))}
     verdict = verdicts.first_line(context)
     return document(words.title(summaries), verdict, _facts(summaries), parts, context.to_json())

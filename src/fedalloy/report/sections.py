@@ -185,35 +185,6 @@ def cost(context: ReportContext) -> str:
     return section("cost", "Cost", figures, table("Cost", head, body), paragraph(note, "soft"))
 
 
-def tuning(context: ReportContext) -> str:
-    """The settings that a grid or a search tried and chose, and how much each of them matters."""
-    if not context.tunings:
-        return ""
-    body = [
-        [named(entry["name"], context.styles), text(_settings(one["settings"])),
-         count(one["score"], 3) if one["score"] is not None else Cell(one.get("state", "failed"), None),
-         text("chosen" if one["settings"] == entry["best"] else "")]
-        for entry in context.tunings for one in entry["tried"]
-    ]  # fmt: skip
-    note = paragraph("On the tuning seeds, which are not among those reported above.", "soft")
-    made = table("Tuning", ["algorithm", "setting", "mean", "verdict"], body, kind="low")
-    return section("tuning", "Tuning", note, made, _importance(context))
-
-
-def _importance(context: ReportContext) -> str:
-    """What each setting explains of the variation of scores; empty without a search of at least six scores."""
-    body = [
-        [named(entry["name"], context.styles), text(path), count(share, 2), text(entry.get("how", ""))]
-        for entry in context.tunings for path, share in entry.get("importance", {}).items()
-    ]  # fmt: skip
-    if not body:
-        return ""
-    said = "The share of the variation of scores that a setting explains by itself, from 0, nothing, to 1, everything."
-    return paragraph(said, "soft") + table(
-        "Importance", ["algorithm", "setting", "share", "searched"], body, kind="low"
-    )
-
-
 def reproduce(context: ReportContext) -> str:
     """Commands, versions, seeds."""
     groups, seeds = by_name(context.summaries), sorted({summary.seed for summary in context.summaries})
@@ -264,7 +235,3 @@ def _refusals(rows: Sequence[dict[str, Any]]) -> str:
         paragraph(f"{row['name']}, seed {row['seed']}: {reason['count']} refused, {reason['why']}", "bad")
         for row, reason in said
     )
-
-
-def _settings(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{path} = {value}" for path, value in settings.items())

@@ -14,7 +14,9 @@ COLOURS = {"better": "up", "worse": "down"}
 
 
 def first_line(context: ReportContext) -> str:
-    """The conclusion, as a sentence; nothing for one algorithm, which is compared with none."""
+    """The answer of an advice, or the conclusion; nothing for one algorithm, which is compared with none."""
+    if context.advices:
+        return "".join(paragraph(one["first"], "lead verdict") for one in context.advices)
     return paragraph(context.conclusion, "lead verdict") if len(context.styles) > 1 else ""
 
 

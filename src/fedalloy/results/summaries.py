@@ -149,8 +149,17 @@ def _scored_by(recipe: Mapping[str, Any]) -> Sequence[str]:
 
 def tunings(places: Sequence[Path]) -> list[dict[str, Any]]:
     """What tuning tried and chose, for the comparisons among the folders."""
-    files = [place / "tuning.json" for place in places]
-    return [entry for file in files if file.is_file() for entry in json.loads(file.read_text(encoding="utf-8"))]
+    return [entry for found in _stored(places, "tuning.json") for entry in found]
+
+
+def advices(places: Sequence[Path]) -> list[dict[str, Any]]:
+    """The answers of the advices among the folders."""
+    return _stored(places, "advice.json")
+
+
+def _stored(places: Sequence[Path], name: str) -> list[Any]:
+    files = [place / name for place in places]
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
 
 
 def tell(folder: Path, metric: str | None = None) -> RunSummary:

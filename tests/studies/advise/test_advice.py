@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,10 @@ def test_nothing_is_chosen_on_what_is_reported(tmp_path: Path) -> None:
     assert shown.stdout.splitlines()[0][:40] == found.first[:40]
     page = CliRunner().invoke(app, ["report", str(tmp_path), "-o", str(tmp_path / "page.html")])
     assert page.exit_code == 0
-    assert "ditto" in (tmp_path / "page.html").read_text()
+    text = (tmp_path / "page.html").read_text()
+    assert f'<p class="lead verdict">{escape(found.first)}</p>' in text, "the page begins with the answer"
+    assert all(escape(line) in text for line in found.lines)
+    assert "others had more in favour" in text or "was not named" in text, "the reason why a method was not tried"
 
 
 def _nothing_runs(news: JobNews) -> None:

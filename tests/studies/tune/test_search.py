@@ -24,6 +24,7 @@ from fedalloy.experiment.recipe.resolving import resolve, with_entry
 from fedalloy.experiment.recipe.tables import Recipe
 from fedalloy.experiment.records.reading import find_runs, read_run
 from fedalloy.experiment.records.scalars import seconds_of
+from fedalloy.report.page import write_page
 from fedalloy.results.outcome import read_outcome
 from fedalloy.studies.compare.calling import as_call
 from fedalloy.studies.compare.comparing import job_of, with_entries
@@ -31,7 +32,7 @@ from fedalloy.studies.compare.jobs import Job, JobNews, work
 from fedalloy.studies.compare.planning import plan
 from fedalloy.studies.compare.tuned import Tried
 from fedalloy.studies.tune.importance import importance
-from fedalloy.studies.tune.searching import Search, rungs
+from fedalloy.studies.tune.searching import rungs
 from fedalloy.studies.tune.spaces import present, space_of, with_own_ranges
 from fedalloy.studies.tune.tuning import search_all, searches
 
@@ -254,6 +255,20 @@ def test_trials_can_be_compared_by_the_worst_served(tmp_path: Path) -> None:
         assert one.score == pytest.approx(sum(run.scores["worst_served"] for run in runs) / len(runs))
 
 
+def test_the_report_shows_tries_budget_and_sensitivity(tmp_path: Path) -> None:
+    table = {**RECIPE, "tune": {"trials": 2, "score": "worst_served", "pruner": "none"}}
+    found = fedalloy.compare(table, {"fedavg": "fedavg"}, tmp_path, rounds=2, seeds=[0], processes=1).tuned[0]
+    write_page([tmp_path], tmp_path / "page.html")
+    shown = (tmp_path / "page.html").read_text()
+    assert "fedavg: 2 trials (tpe; 8 rounds)." in shown
+    assert "mean of the worst-served 10 %" in shown
+    for path, thirds in found.thirds.items():
+        assert f'<td class="text">{path}</td>' in shown
+        assert all(f"{score:.3f} ({count})" in shown for score, count in thirds.values() if score is not None)
+    assert all(f">{one.score:.3f}<" in shown for one in found.tried if one.score is not None)
+    assert shown.count(">4</td>") == 2, "the rounds of every trial"
+
+
 def test_importance_names_what_matters() -> None:
     space: dict[str, Range | Choice] = {
         "a": Range(1e-3, 1.0, log=True), "b": Range(0.0, 1.0), "c": Choice(("x", "y")),
@@ -338,35 +353,6 @@ def test_runs_that_were_not_tuned_are_refused_before_the_search(tmp_path: Path) 
     with pytest.raises(CheckpointError, match="holds runs that were not tuned"):
         fedalloy.compare({**RECIPE, "tune": {"trials": 2}}, one, tmp_path, seeds=[0], rounds=2, processes=1)
     assert not (tmp_path / "tuning").exists()
-
-
-def test_a_kill_while_settings_are_drawn_changes_no_trial(tmp_path: Path) -> None:
-    """The recipe's own settings, which are the first trial, are not lost, and the next ones are drawn the same."""
-    whole, cut = (_one_search(tmp_path / name) for name in ("whole", "cut"))
-    expected = [whole._ask().settings for _ in range(3)]
-    cut.study.ask()  # and killed before anything was drawn
-    again = _one_search(tmp_path / "cut")
-    assert again._ask().settings == expected[0]
-    again.study.ask()
-    once_more = _one_search(tmp_path / "cut")
-    found = [one.settings for one in once_more.waiting] + [once_more._ask().settings]
-    assert found == expected[:2]
-
-
-def test_a_kill_during_a_comparison_of_trials_does_not_skip_it(tmp_path: Path) -> None:
-    one = _one_search(tmp_path)
-    for lr, score in ((1.0, 0.9), (0.1, 0.2)):
-        trial = one._ask()
-        if lr == 1.0:
-            assert not one._at_rung(trial, score)
-            continue
-        trial.handle.report(score, one.rungs[0])  # and killed before it was decided
-    again = _one_search(tmp_path)
-    assert again._at_rung(again.waiting[1], 0.2) == "stopped early"
-
-
-def _one_search(folder: Path) -> Search:
-    return searches([("fedavg", parse({**RECIPE, "tune": {"trials": 9}}))], folder, _job, {})[0]
 
 
 def test_a_run_that_breaks_is_charged_its_rounds(tmp_path: Path) -> None:

@@ -35,13 +35,16 @@ class Tried:
 @dataclass(frozen=True)
 class Tuned:
     """The result of one entry's grid or search; ``how`` says how it was searched, ``importance`` how much of the
-    variation of scores each setting explains (:mod:`fedalloy.studies.tune.importance`)."""
+    variation of scores each setting explains, ``thirds`` the best score in every third of its range
+    (:mod:`fedalloy.studies.tune.importance`). ``statistic`` is what trials are compared by."""
 
     name: str
     best: Settings
     tried: tuple[Tried, ...]
     how: str = ""
     importance: Mapping[str, float] = field(default_factory=dict)
+    thirds: Mapping[str, Mapping[str, tuple[float | None, int]]] = field(default_factory=dict)
+    statistic: str = "mean"
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,9 @@ def tuned_json(tuned: Tuned) -> dict[str, Any]:
     """Plain values for ``tuning.json``."""
     tried = [{name: value for name, value in asdict(one).items() if value not in ("", None)} for one in tuned.tried]
     tried = [{"score": None, **one} for one in tried]
-    more = {"how": tuned.how, "importance": dict(tuned.importance)}
+    more: dict[str, Any] = {"how": tuned.how, "importance": dict(tuned.importance)}
+    more["thirds"] = {path: {name: list(one) for name, one in found.items()} for path, found in tuned.thirds.items()}
+    more["statistic"] = tuned.statistic if tuned.statistic != "mean" else ""
     return {"name": tuned.name, "best": tuned.best, "tried": tried, **{key: one for key, one in more.items() if one}}
 
 

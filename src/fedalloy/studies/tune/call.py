@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import FedalloyError
-from fedalloy.core.search import Range
 from fedalloy.experiment.recipe.changes import leaves
 from fedalloy.experiment.recipe.resolving import entry_names
 from fedalloy.experiment.recipe.tables import Recipe
@@ -31,8 +29,6 @@ from fedalloy.studies.compare.jobs import Watcher, leave_if_starting
 from fedalloy.studies.compare.tuned import Tries, Tuned, tuned_json
 from fedalloy.studies.tune.searching import Search
 from fedalloy.studies.tune.tuning import check_parts, search_all, searches
-
-_THIRDS = ("low", "middle", "high")
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,37 +56,13 @@ class Tuning:
     def sensitivity(self, name: str) -> dict[str, dict[str, tuple[float | None, int]]]:
         """By setting: the best score in the low, the middle and the high third of its range (on its scale), and how
         many trials finished or were stopped there."""
-        found = next(one for one in self.tuned if one.name == name)
-        ranges = {path: one for path, one in self.spaces[name].items() if isinstance(one, Range)}
-        return {path: thirds(found, path, where) for path, where in ranges.items()}
+        return dict(next(one for one in self.tuned if one.name == name).thirds)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for machines."""
         sensitivity = {one.name: self.sensitivity(one.name) for one in self.tuned}
         found = [tuned_json(one) for one in self.tuned]
         return {"folder": str(self.folder), "recipe": str(self.file), "tuned": found, "sensitivity": sensitivity}
-
-
-def thirds(found: Tuned, path: str, where: Range) -> dict[str, tuple[float | None, int]]:
-    """The best score in every third of a range, and the number of trials there."""
-    higher = _rises(found)
-    told: dict[str, tuple[float | None, int]] = {}
-    for place, name in enumerate(_THIRDS):
-        there = [one for one in found.tried if _third(one.settings[path], where) == place]
-        scores = [one.score for one in there if one.score is not None]
-        told[name] = ((max if higher else min)(scores) if scores else None, len(there))
-    return told
-
-
-def _third(value: float, where: Range) -> int:
-    low, high, at = (math.log(one) if where.log else one for one in (where.low, where.high, value))
-    return min(int(3 * (at - low) / (high - low)), 2)
-
-
-def _rises(found: Tuned) -> bool:
-    """Whether the chosen setting has the highest of all scores."""
-    scores = {repr(one.settings): one.score for one in found.tried if one.score is not None}
-    return scores[repr(found.best)] == max(scores.values())
 
 
 def tune(

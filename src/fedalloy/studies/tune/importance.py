@@ -1,4 +1,5 @@
-"""How much a setting matters: the share of the variation of scores that it explains by itself."""
+"""How much a setting matters: the share of the variation of scores that it explains by itself, and the best score in
+every third of its range."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from fedalloy.studies.compare.tuned import Tried
 
 FEWEST = 6
 """With fewer scores a parabola fits nearly everything."""
+_THIRDS = ("low", "middle", "high")
+Thirds = dict[str, tuple[float | None, int]]
 
 
 def importance(tried: Sequence[Tried], space: Mapping[str, Range | Choice]) -> dict[str, float]:
@@ -30,6 +33,25 @@ def importance(tried: Sequence[Tried], space: Mapping[str, Range | Choice]) -> d
         return {}
     values = [score for _, score in known]
     return {path: _share([one[path] for one, _ in known], values, where) for path, where in space.items()}
+
+
+def thirds(tried: Sequence[Tried], path: str, where: Range, higher: bool) -> Thirds:
+    """The best score in every third of a range (on its scale), and the number of trials there.
+
+    >>> thirds([Tried({"a": 1.0}, 0.5), Tried({"a": 9.0}, None)], "a", Range(0.0, 9.0), higher=True)
+    {'low': (0.5, 1), 'middle': (None, 0), 'high': (None, 1)}
+    """
+    told: Thirds = {}
+    for place, name in enumerate(_THIRDS):
+        there = [one for one in tried if _third(one.settings[path], where) == place]
+        scores = [one.score for one in there if one.score is not None]
+        told[name] = ((max if higher else min)(scores) if scores else None, len(there))
+    return told
+
+
+def _third(value: float, where: Range) -> int:
+    low, high, at = (math.log(one) if where.log else one for one in (where.low, where.high, value))
+    return min(int(3 * (at - low) / (high - low)), 2)
 
 
 def _share(settings: Sequence[Any], scores: Sequence[float], where: Range | Choice) -> float:

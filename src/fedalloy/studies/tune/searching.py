@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedalloy.core.errors import FedalloyError, SpecError
-from fedalloy.core.search import Choice
+from fedalloy.core.errors import SpecError
+from fedalloy.core.search import Choice, Range
 from fedalloy.experiment.recipe.resolving import scored
 from fedalloy.experiment.recipe.tables import Recipe, TuneTable
 from fedalloy.experiment.records.reading import is_run, read_run
@@ -27,8 +27,9 @@ from fedalloy.results.statistics import number
 from fedalloy.studies.compare.jobs import Job, JobNews
 from fedalloy.studies.compare.naming import settings_folders
 from fedalloy.studies.compare.tuned import Settings, Tried, Tries, Tuned
-from fedalloy.studies.tune.importance import importance
+from fedalloy.studies.tune.importance import importance, thirds
 from fedalloy.studies.tune.spaces import Space, changed, present, space_of
+from fedalloy.studies.tune.storage import optuna_library, stops_again, storage_in
 from fedalloy.tasks.metrics.direction import best, higher_is_better
 
 if TYPE_CHECKING:
@@ -122,7 +123,11 @@ class Search:
         if found is None:
             return None
         matters = importance(self.tried, self.space)
-        return Tuned(self.name, found.settings, tuple(self.tried), self.how, matters)
+        parts = {
+            path: thirds(self.tried, path, where, self.higher)
+            for path, where in self.space.items() if isinstance(where, Range)
+        }  # fmt: skip
+        return Tuned(self.name, found.settings, tuple(self.tried), self.how, matters, parts, self.table.score)
 
     @property
     def how(self) -> str:
@@ -168,20 +173,17 @@ class Search:
         return self.begun < (self.table.trials or DEFAULT_TRIALS)
 
     def _open(self) -> optuna.Study:
-        library = _optuna()
-        place = self.folder / "search.log"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        storage = library.storages.JournalStorage(library.storages.journal.JournalFileBackend(str(place)))
+        library = optuna_library()
         study: optuna.Study = library.create_study(
-            storage=storage, study_name=self.name, load_if_exists=True, pruner=self._pruner(library),
+            storage=storage_in(self.folder), study_name=self.name, load_if_exists=True, pruner=self._pruner(library),
             direction="maximize" if self.higher else "minimize",
         )  # fmt: skip
         asked = self._asked()
         known = study.user_attrs.get("asked", asked)
         if different := [name for name in asked if known.get(name) != asked[name]]:
             raise SpecError(
-                f"{place} is another search (its {' and its '.join(different)} differ), with scores that cannot be "
-                "compared with new ones: choose another folder with -o, or delete this one"
+                f"{self.folder} holds another search (its {' and its '.join(different)} differ), with scores that "
+                "cannot be compared with new ones: choose another folder with -o, or delete this one"
             )
         study.set_user_attr("asked", asked)
         return study
@@ -205,7 +207,7 @@ class Search:
 
     def _recall(self) -> None:
         """Take over the trials of an earlier session; those that were running go on."""
-        states = _optuna().trial.TrialState
+        states = optuna_library().trial.TrialState
         known = self.study.get_trials(deepcopy=False)
         if not known:
             own = present(self.recipe, self.space)
@@ -222,13 +224,13 @@ class Search:
 
     def _draw_again(self, found: optuna.trial.FrozenTrial) -> None:
         """Take back a trial whose settings are not known: the next one is drawn as it would have been."""
-        self.study.tell(found.number, state=_optuna().trial.TrialState.FAIL)
+        self.study.tell(found.number, state=optuna_library().trial.TrialState.FAIL)
         if (own := found.system_attrs.get("fixed_params")) is not None:
             self.study.enqueue_trial(own)
 
     def _ask(self) -> OpenTrial:
         """The next settings, drawn from the seed and the number of trials so far."""
-        optuna = _optuna()
+        optuna = optuna_library()
         number = sum(one.state != optuna.trial.TrialState.FAIL for one in self.study.get_trials(deepcopy=False))
         seed = int.from_bytes(hashlib.sha256(f"{self.table.seed} {self.name} {number}".encode()).digest()[:4])
         self.study.sampler = (
@@ -241,9 +243,10 @@ class Search:
 
     def _again(self, found: optuna.trial.FrozenTrial) -> OpenTrial:
         """A trial that an earlier session did not close: its settings are drawn, and some rungs may be behind it."""
-        trial = self._trial(_optuna().trial.Trial(self.study, found._trial_id))
+        trial = self._trial(optuna_library().trial.Trial(self.study, found._trial_id))
         trial.reported = frozenset(found.intermediate_values)
-        trial.rung = max(0, len(trial.reported) - 1)  # the last comparison may have been cut short: it is made again
+        # The last comparison may have been cut short: it is made again.
+        trial.rung = int(found.user_attrs.get("passed", max(0, len(trial.reported) - 1)))
         trial.early = found.intermediate_values.get(self.rungs[0]) if self.rungs else None
         trial.seconds = sum(_seconds(job.folder) for job in trial.jobs)
         return trial
@@ -273,11 +276,15 @@ class Search:
         """Compare a trial with those that came to its rung; returns why it ends here, or nothing."""
         if not math.isfinite(score):
             return "failed: no finite score"
-        if self.rungs[trial.rung] not in trial.reported:
+        known = self.rungs[trial.rung] in trial.reported
+        if not known:
             trial.handle.report(score, self.rungs[trial.rung])
         trial.early = score if trial.early is None else trial.early
+        if stops_again(self.study, trial.handle) if known else trial.handle.should_prune():
+            return "stopped early"
         trial.rung += 1
-        return "stopped early" if trial.handle.should_prune() else ""
+        trial.handle.set_user_attr("passed", trial.rung)
+        return ""
 
     def _next_seed(self, trial: OpenTrial, run: RunOutcome) -> None:
         trial.done.append(run)
@@ -299,7 +306,7 @@ class Search:
         trial.handle.set_user_attr("seconds", trial.seconds)
         self.seconds += trial.seconds
         if score is None:
-            self.study.tell(trial.handle, state=_optuna().trial.TrialState.PRUNED)
+            self.study.tell(trial.handle, state=optuna_library().trial.TrialState.PRUNED)
         else:
             self.study.tell(trial.handle, score)
         self.tried.append(tried)
@@ -356,13 +363,3 @@ def _failed(news: JobNews) -> RunOutcome:
     if is_run(news.job.folder):
         return replace(read_outcome(news.job.folder), name=news.job.name, state="failed", reason=news.text)
     return RunOutcome(news.job.name, news.job.seed, "failed", news.text, folder=news.job.folder)
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-        import optuna.storages.journal
-    except ImportError as error:
-        raise FedalloyError(f"tuning needs Optuna ({error}): pip install 'fedalloy[tune]'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna

@@ -17,6 +17,7 @@ from fedalloy.studies.compare.naming import folders
 from fedalloy.studies.compare.tuned import Stuck, Tries, Tuned
 from fedalloy.studies.tune.searching import MakeJob, Search, tuning_seeds
 from fedalloy.studies.tune.spaces import with_own_ranges
+from fedalloy.studies.tune.storage import searching_alone
 
 _AT_ONCE = 1000
 """Of so many clients' validation parts it is looked at a time whether there are any."""
@@ -108,7 +109,8 @@ def search_all(
         watcher(news)
 
     if found:
-        work_through(feed, processes, tell)
+        with searching_alone([one.folder for one in found]):
+            work_through(feed, processes, tell)
     results = [(one, one.result) for one in found]
     tuned = [result for one, result in results if result is not None and not one.broken]
     return tuned, {one.name: _stuck(one) for one, result in results if one.broken or result is None}
