@@ -2,9 +2,11 @@
 
     python -m benchmarks.engines [--only W1,W4] [--quick] [--json FILE] [--write-minimums]
 
-Each workload is one ``fit`` with records in a folder, the default engine, shuffling and masks. Its rounds
-alternate with the sequential loop, so that both have the same load on the machine; the loop has its best number of
-threads. Medians and quartiles are shown; start-up, the first round and the last, which evaluates, are not counted.
+Each workload is one ``fit`` with records in a folder, the default engine, screening, shuffling and masks, in turns
+with the sequential loop, so that both have the same load on the machine. The loop's turns have one thread and all cores
+alternately (unless one of them is far slower), and the better median counts. A turn is many small rounds: the first
+ones after the other's turn find their data and code no longer in the caches, which no run would. Medians and quartiles
+are shown; start-up, the first round and the last, which evaluates, are not counted.
 Both must move the model equally far. Exits with 1 when a ratio is below its minimum (``minimums.json``), when
 rounds get slower (in processor time) or need more memory with the size of the population, or when the first round ends
 too late. ``--write-minimums`` writes 80 % of the measured ratios to ``minimums.json`` instead, on an idle machine.
@@ -46,6 +48,8 @@ _SHARE = 0.8
 SECONDS = {"W1": 20.0, "W2": 25.0, "W3": 60.0, "W4": 20.0}
 """The approximate time for each workload."""
 POPULATIONS = (1_000, 10_000, 100_000, 1_000_000)
+_WORTH_TRYING = 1.5
+"""Where the loop takes this much longer with another number of threads, it has no turns with it."""
 UNEQUAL = 0.1
 QUICKSTART = Path(__file__).parents[1] / "recipes" / "quickstart.toml"
 
@@ -77,42 +81,52 @@ class Line:
 
 
 def race(load: Workload, seconds: float) -> Line:
-    """One workload: our rounds and the loop's alternately, within one ``fit``."""
+    """One workload: our rounds and the loop's in turns, within one ``fit``."""
     task = task_of(load)
     initial = task.objective.init(Key.of(0).fold("model"))[0]
-    threads, once = best_threads(load, initial, task)
-    control = Turns(load.turn, Sequential(load, task, initial), threads)
-    rounds = 2 + load.turn * max(3, round(seconds / (1.4 * once * load.turn)))
+    choices = thread_choices(load, initial, task)
+    control = Turns(load.turn, Sequential(load, task, initial), tuple(choices))
+    rounds = 2 + load.turn * max(4, round(seconds / (1.4 * min(choices.values()) * load.turn)))
     with tempfile.TemporaryDirectory() as folder:
         result = fit(
             fedavg(lr=LR, batch_size=load.batch), task, rounds=rounds, cohort=load.cohort, initial=initial,
             folder=f"{folder}/run", evaluate_every=rounds, evaluate_clients=1, checkpoint_every=1e9, watcher=control,
         )  # fmt: skip
         engine = next(_timings(result))["engine"]
-    for _ in range(rounds - len(control.theirs)):
+    for _ in range(rounds - control.taken):
         control.sequential.round()
-    return _line(load, control, engine, threads, _faults(result.model, control.sequential, initial))
+    return _line(load, control, engine, _faults(result.model, control.sequential, initial))
 
 
-def best_threads(load: Workload, initial: Tree, task: Any) -> tuple[int, float]:
-    """The number of threads with which the loop is fastest, and its seconds a round."""
+def thread_choices(load: Workload, initial: Tree, task: Any) -> dict[int, float]:
+    """The numbers of threads with which the loop may be fastest, and roughly its seconds a round."""
     found: dict[int, float] = {}
     for threads in sorted({1, os.cpu_count() or 1}):
         torch.set_num_threads(threads)
         loop = Sequential(load, task, initial)
         found[threads] = min(_timed(loop.round) for _ in range(2 if load.turn == 1 else 5))
-    fastest = min(found, key=found.__getitem__)
-    return fastest, found[fastest]
+    return {threads: taken for threads, taken in found.items() if taken < _WORTH_TRYING * min(found.values())}
 
 
 class Turns:
-    """Called after every round of a run: records its time, and runs the loop when it is its turn."""
+    """Called after every round of a run: records its time, and runs the loop when it is its turn, with these
+    numbers of threads alternately."""
 
-    def __init__(self, turn: int, sequential: Sequential, threads: int) -> None:
-        self.turn, self.sequential, self.threads = turn, sequential, threads
+    def __init__(self, turn: int, sequential: Sequential, choices: tuple[int, ...]) -> None:
+        self.turn, self.sequential = turn, sequential
         self.ours: list[float] = []
-        self.theirs: list[float] = []
+        self.theirs: dict[int, list[float]] = {threads: [] for threads in choices}
         self._since = 0.0
+
+    @property
+    def taken(self) -> int:
+        """How many rounds the loop has run."""
+        return sum(map(len, self.theirs.values()))
+
+    @property
+    def best(self) -> tuple[int, list[float]]:
+        """The number of threads with which the loop is fastest, and the seconds of its rounds."""
+        return min(self.theirs.items(), key=lambda found: statistics.median(found[1]))
 
     def __call__(self, event: RoundEvent) -> None:
         """The first round picks the engine, and the last one evaluates: both are left out."""
@@ -124,14 +138,15 @@ class Turns:
         self._since = time.perf_counter()
 
     def _their_turn(self) -> None:
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        self.theirs += [_timed(self.sequential.round) for _ in range(self.turn)]
+        before, taken = torch.get_num_threads(), min(self.theirs.items(), key=lambda found: len(found[1]))
+        torch.set_num_threads(taken[0])
+        taken[1].extend(_timed(self.sequential.round) for _ in range(self.turn))
         torch.set_num_threads(before)
 
 
-def _line(load: Workload, turns: Turns, engine: dict[str, Any], threads: int, faults: list[str]) -> Line:
-    theirs, ours = _middle(turns.theirs), _middle(turns.ours)
+def _line(load: Workload, turns: Turns, engine: dict[str, Any], faults: list[str]) -> Line:
+    threads, seconds = turns.best
+    theirs, ours = _middle(seconds), _middle(turns.ours)
     ratio, minimum = theirs[0] / ours[0], MINIMUMS["ratios"][load.name]
     if ratio < minimum:
         faults = [*faults, f"{load.name} is {ratio:.2f} x the sequential loop, less than {minimum}"]

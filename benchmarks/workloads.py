@@ -36,10 +36,10 @@ class Workload:
 
 
 WORKLOADS = (
-    Workload("W1", "logistic 784-10, 10 of 1000 x 60", partial(logistic, 784), (784,), 1000, 60, 10, 10, 10),
-    Workload("W2", "MLP 784-200-200-10, 10 of 100 x 600", mlp, (784,), 100, 600, 20, 10, 2),
+    Workload("W1", "logistic 784-10, 10 of 1000 x 60", partial(logistic, 784), (784,), 1000, 60, 10, 10, 100),
+    Workload("W2", "MLP 784-200-200-10, 10 of 100 x 600", mlp, (784,), 100, 600, 20, 10, 5),
     Workload("W3", "CNN of 582,026, 10 of 10 x 600", cnn, (1, 28, 28), 10, 600, 16, 10, 1),
-    Workload("W4", "logistic 60-10, 100 of 100,000 x 20", partial(logistic, 60), (60,), 100_000, 20, 10, 100, 5),
+    Workload("W4", "logistic 60-10, 100 of 100,000 x 20", partial(logistic, 60), (60,), 100_000, 20, 10, 100, 100),
 )
 
 

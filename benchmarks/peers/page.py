@@ -56,7 +56,8 @@ def sentence(told: Mapping[str, Any]) -> str:
         f"- **Fast.** On {told['machine']['cores']} CPU cores, a round takes a hand-written loop {_range(loop)} times "
         f"as long as fedalloy,\n  and the fastest of {', '.join(names[:-1])} and {names[-1]} {_range(others)} times as "
         f"long{slower}\n"
-        f"  ({', '.join(told['workloads'])} of `python -m benchmarks.peers`, {told['date']}{_busy(told)}; "
+        "  (plain FedAvg through `fedalloy.fit`, engine `auto`, records in a folder, evaluation off; "
+        f"{', '.join(told['workloads'])} of\n  `python -m benchmarks.peers`, {told['date']}{_busy(told)}; "
         "[table](docs/engines.md#beside-other-frameworks))."
     )
 

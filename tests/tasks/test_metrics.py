@@ -234,3 +234,19 @@ def test_calibration_by_batches_is_the_mean_over_tens_in_turn(name, whole):
         batches = [plain.score(ten, torch.zeros(len(ten), dtype=torch.int64), 1) for ten in part.split(10)]
         assert float(found[client]) == pytest.approx(float(torch.cat(batches).mean()), abs=1e-12)
     assert float(found[0]) > float(plain.score(evidence[:23], owner[:23], 1))
+
+
+@pytest.mark.parametrize("higher", [True, False, None])
+def test_a_summary_says_what_its_parts_say_and_sorts_once_per_tail(higher, monkeypatch):
+    values, sizes = torch.tensor([0.5, torch.nan, 0.25, 1.0, 0.75]), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    sorts = []
+    sort = torch.Tensor.argsort
+    monkeypatch.setattr(torch.Tensor, "argsort", lambda *given, **named: sorts.append(1) or sort(*given, **named))
+    told = summary.summarise(values, sizes, 0.5, higher)
+    assert len(sorts) == 2
+    expected = {
+        "worst": summary.worst(values, 0.5, sizes), "best": summary.best(values, 0.5, sizes),
+        "parity_gap": summary.parity_gap(values, 0.5, sizes), **summary.served(values, higher, 0.5, sizes),
+    }  # fmt: skip
+    assert {name: told[name] for name in expected} == expected
+    assert ("worst_served" in told) is (higher is not None)

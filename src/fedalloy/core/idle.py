@@ -26,7 +26,7 @@ def took_no_step(cohort: Contributions) -> Tensor:
 def nobody_idle(cohort: Contributions) -> bool:
     """Whether every client is known to have taken a step: the usual case, in one comparison."""
     steps = cohort.stats.get("num_steps")
-    return steps is not None and len(steps) > 0 and bool(steps.min() > 0)
+    return steps is not None and len(steps) > 0 and float(steps.min()) > 0
 
 
 def left_out(cohort: Contributions, idle: Tensor, needed: frozenset[str], counts: bool) -> Tensor:

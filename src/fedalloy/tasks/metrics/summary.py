@@ -95,14 +95,17 @@ def summarise(
 
     Without a direction there is no ``worst_served`` and no ``best_served``.
     """
+    lowest, highest = worst(values, fraction, sizes), best(values, fraction, sizes)  # once: each sorts all clients
+    ends = (lowest, highest) if higher_is_better else (highest, lowest)
+    tails = {} if higher_is_better is None else dict(zip(("worst_served", "best_served"), ends, strict=True))
     return {
         "mean": mean(values, sizes),
         "variance": variance(values),
-        "worst": worst(values, fraction, sizes),
-        "best": best(values, fraction, sizes),
-        **served(values, higher_is_better, fraction, sizes),
+        "worst": lowest,
+        "best": highest,
+        **tails,
         "gini": gini(values),
-        "parity_gap": parity_gap(values, fraction, sizes),
+        "parity_gap": highest - lowest,
         "skipped": float(values.isnan().sum()),
     }
 
