@@ -24,6 +24,7 @@ from fedalloy.tasks.datasets.base import Dataset, DatasetDefaults, DatasetLoader
 from fedalloy.tasks.federation import FederatedTask, federate
 from fedalloy.tasks.kinds import LOSSES, METRICS, TaskKind, kind_of, outputs_for, told
 from fedalloy.tasks.losses.loss import Loss, PerExample, choose
+from fedalloy.tasks.losses.model_loss import ModelLoss
 from fedalloy.tasks.models.build import build, resolve, sizes_of
 from fedalloy.tasks.noise import LabelNoise, as_noise
 from fedalloy.tasks.objective import ModuleObjective
@@ -130,6 +131,8 @@ def objective_on(
     check_device(device, as_precision(more.get("dtype", "float32")))
     more = {"targets": tuple(data.y.shape[1:]), "example": take(data.x, slice(0, ROWS)), **more}
     made = make_objective(shape_of(data.x), data.classes, model, **more)
+    if isinstance(made.loss_rule, ModelLoss):
+        made.compare_own_loss(take(data.x, slice(0, ROWS)), take(data.y, slice(0, ROWS)))
     return made if device is None else made.to(device)
 
 
@@ -159,6 +162,8 @@ def make_objective(
         raise SpecError(f"unit '{unit}': {nearest(str(unit), typing.get_args(Unit))}")
     rule = choose(loss or LOSSES[kind or ("classification" if classes else "regression")])
     _check_ignored(rule, targets, classes)
+    if rule == ModelLoss() and kind == "multilabel":
+        rule = ModelLoss("binary")
     factory = as_factory(model, input_shape, outputs_for(kind, rule, targets, classes), bounds)
     changes = as_augmentation(augment)
     if changes:
