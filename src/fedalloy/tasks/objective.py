@@ -320,9 +320,9 @@ class ModuleObjective(Objective):
         scored = each.mean() if counts is None else _mean(each, None, counts)
         if bool((own - scored).abs() > _ALIKE * scored.abs().clamp(min=1.0)):
             warnings.warn(
-                f"the loss that the model computes itself is {float(own):.4g} for the first examples, and that by which "
-                f"it is scored {float(scored):.4g}: name that of the scores (loss = {{ kind = 'model', scored_by = ... "
-                "}) or, for transformers, set problem_type in the model's configuration",
+                f"the loss that the model computes itself is {float(own):.4g} for the first examples, and that by "
+                f"which it is scored {float(scored):.4g}: name that of the scores (loss = {{ kind = 'model', scored_by "
+                "= ... }) or, for transformers, set problem_type in the model's configuration",
                 RuntimeWarning,
                 stacklevel=2,
             )
