@@ -257,6 +257,16 @@ def test_saving_needs_a_model_that_can():
         result.module(client=9)
 
 
+def test_a_built_module_may_have_lazy_layers_and_has_one_start():
+    module = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(2))
+    task = make_task(Dataset(X, Y, 2), module, clients=2)
+    one, other = (task.objective.init(Key.of(seed))[0] for seed in (1, 2))
+    assert all(torch.equal(leaf, other[name]) for name, leaf in one.items())
+    assert float(one["0.weight"].std()) > 0
+    assert fedalloy.fit("fedavg", task, rounds=1).module()(X).shape == (len(X), 2)
+    assert isinstance(module[0], nn.LazyLinear), "the user's module stays as it is"
+
+
 def test_lazy_layers_get_their_sizes_from_whole_numbers_too():
     pixels = torch.randint(0, 256, (24, 1, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 
