@@ -17,6 +17,9 @@ from fedalloy.experiment.recorder import MemoryRecorder
 from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.node.data import local_task
 from fedalloy.flower.protocol.orders import TaskSpec
+from fedalloy.tasks.assembly import make_task
+from fedalloy.tasks.datasets.base import Dataset
+from fedalloy.tasks.objective import ModuleObjective
 from tests.flower.fake import federation, play, recipe_file
 
 pytestmark = pytest.mark.flower
@@ -82,6 +85,23 @@ def test_targets_of_another_form_are_refused_by_their_node(targets, real, said, 
     spec = {"shape": [4], "classes": 0 if real else 5, "targets": targets, "real": real, "kind": "regression"}
     with pytest.raises(DataError, match=said):
         local_task(str(tmp_path), 0, TaskSpec.model_validate({**spec, "model": "mlp"}))
+
+
+@pytest.mark.parametrize("loss", [None, "cross_entropy", {"kind": "cross_entropy", "label_smoothing": 0.1}])
+def test_a_node_ignores_what_the_data_say_does_not_count(loss, tmp_path):
+    """As the simulation does: with a class that does not count, nothing would fail if it counted after all."""
+    x, y = np.zeros((6, 4), dtype=np.float32), np.arange(12).reshape(6, 2) % 3
+    np.savez(tmp_path / "0.npz", x=x, y=y)
+    given: dict[str, Any] = {} if loss is None else {"loss": loss}
+    form = {"targets": [2], "kind": "tokens", "ignore_index": 0}
+    spec = TaskSpec.model_validate({"shape": [4], "classes": 3, "model": "mlp", **form, **given})
+    mine = local_task(str(tmp_path), 0, spec)
+    assert isinstance(mine.objective, ModuleObjective)
+    assert mine.objective.counts(torch.tensor([[0, 1], [2, 1]])).tolist() == [1, 2]
+    alike = make_task(
+        Dataset(torch.zeros(6, 4), torch.from_numpy(y), 3, ignore_index=0), "mlp", None, 2, kind="tokens", **given
+    )
+    assert mine.objective.loss_rule == alike.objective.loss_rule
 
 
 def test_a_node_that_hides_its_size_leaves_no_score_of_all(tmp_path):

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedalloy import compare, fit
-from fedalloy.algorithms import fedavg, fedper
+from fedalloy.algorithms import fedavg, fedper, lgfedavg, local_only
 from fedalloy.core.errors import DataError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Block, Examples
@@ -21,7 +22,7 @@ from fedalloy.flower.protocol.orders import check_task
 from fedalloy.tasks import examining
 from fedalloy.tasks.assembly import make_objective, make_task
 from fedalloy.tasks.datasets.base import Dataset, from_clients
-from fedalloy.tasks.examining import ExaminedTask, batch_of, examined
+from fedalloy.tasks.examining import ExaminedTask, batch_of, examined, notices
 from fedalloy.tasks.federation import FederatedTask, GeneratedTask
 
 SIZES = (6, 3, 40)
@@ -202,6 +203,20 @@ def test_clients_that_a_partition_leaves_empty_take_part_without_a_step():
     done = fit(fedavg(batch_size=None), replace(task, train=empty), rounds=2)
     assert done.status == "finished"
     assert done.notices == ("clients without training examples, which take no steps: 1 of 3 (2)",)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "told"),
+    [(lgfedavg(), "none of them matches names = classifier.*, head.*"),
+     (fedper(names=("0.*", "1.*")), "all of them match"),
+     (fedper(names=("1.*",)), ""), (local_only(), ""), (fedavg(), "")],
+)  # fmt: skip
+def test_a_model_of_which_nothing_is_shared_is_told(algorithm, told):
+    """Its layers are not named as the method expects: every client would train alone without a word."""
+    task = make_task(from_clients(clients()), model=lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)))
+    found = [line for line in notices(task, algorithm.solver) if "stay at the clients" in line]
+    assert len(found) == bool(told)
+    assert told in "".join(found)
 
 
 def test_the_batch_size_of_a_solver_inside_another():

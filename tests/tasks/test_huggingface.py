@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 pytest.importorskip("transformers", reason="needs the extra 'huggingface'")
 pytest.importorskip("peft", reason="needs the extra 'huggingface'")
@@ -18,6 +20,9 @@ from fedalloy.core.errors import FedalloyError
 from fedalloy.core.keys import Key
 from fedalloy.core.tree import layers
 from fedalloy.tasks.assembly import make_task
+from fedalloy.tasks.datasets.base import Dataset
+from fedalloy.tasks.evaluation import evaluate_clients
+from fedalloy.tasks.federation import FederatedTask
 from fedalloy.tasks.pure_module import PureModule
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
@@ -95,11 +100,55 @@ def test_the_models_own_loss_is_that_by_name_and_padding_never_enters_it(own):
         for engine in ("loop", "batched", "workers")
     }
     assert task.objective.needs_full_batches == (own == "model")
+    assert isinstance(task, FederatedTask)
+    found = evaluate_clients(task.objective, *task.objective.init(Key.of(0)), task.train, ("perplexity",))
+    assert found["perplexity"].tolist() == pytest.approx(_perplexities(task), rel=1e-5)
     for engine in ("batched", "workers"):
         torch.testing.assert_close(made[engine], made["loop"], rtol=1e-5, atol=1e-7)
     named = fedalloy.task(examples, model=gpt2, loss="next_token", kind="tokens", test_fraction=0.0)
     expected = fedalloy.fit(fedalloy.algorithms.fedavg(lr=0.1, batch_size=3), named, rounds=1, engine="loop")
     torch.testing.assert_close(made["loop"], expected.model, rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+def _perplexities(task: FederatedTask) -> list[float]:
+    """Every client's, from the outputs of the model: that at one token belongs to the next one."""
+    module, found = task.objective.module(*task.objective.init(Key.of(0))), []
+    for client in range(3):
+        some = task.data("train", torch.tensor([client])).client(0)
+        logits = module(**some.x).logits[:, :-1]
+        found.append(float(functional.cross_entropy(logits.flatten(0, 1), some.y[:, 1:].flatten()).exp()))
+    return found
+
+
+class Scored(nn.Module):
+    """A model that computes binary cross-entropy itself, whatever the targets are, as BERT does for several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        logits = self.output(x)
+        if labels is None:
+            return {"logits": logits}
+        return {"logits": logits, "loss": functional.binary_cross_entropy_with_logits(logits, labels)}
+
+
+def test_the_models_own_loss_of_several_labels_is_scored_by_itself():
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    task = fedalloy.task(Dataset(x, (x[:, :2] > 0).double(), 0), Scored, clients=2, loss="model", kind="multilabel")
+    result = fedalloy.fit("fedavg", task, rounds=1)
+    assert isinstance(task, FederatedTask)
+    own = task.data("test", torch.tensor([0])).client(0)
+    wanted = functional.binary_cross_entropy_with_logits(result.module()(own.x)["logits"].detach(), own.y)
+    assert list(result.clients())[-1]["loss"][0] == pytest.approx(float(wanted), abs=1e-6)
+
+
+def test_a_models_own_loss_that_differs_from_its_score_is_told():
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(RuntimeWarning, match="by which it is scored"):
+        fedalloy.task(Dataset(x, x[:, :2], 0), Scored, clients=2, loss="model", kind="regression")
 
 
 def test_a_model_without_a_loss_is_told_so():

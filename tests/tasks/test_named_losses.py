@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional
 
+from fedalloy import fit
 from fedalloy.core import registry
 from fedalloy.core.errors import SpecError
+from fedalloy.tasks.assembly import make_task
+from fedalloy.tasks.datasets.base import Dataset
 from fedalloy.tasks.losses import choose
 from fedalloy.tasks.losses.loss import name_of
 
@@ -37,6 +40,8 @@ def batch_mean(losses: Tensor, counts: Tensor | None) -> Tensor:
          functional.cross_entropy(LOGITS[:, 0], WORDS[:, 0].clamp(min=0), ignore_index=1, reduction="none").mean()),
         ("cross_entropy", IMAGES, MAPS, functional.cross_entropy(IMAGES, MAPS)),
         ({"kind": "cross_entropy", "ignore_index": 2}, IMAGES, MAPS.clamp(min=0),
+         functional.cross_entropy(IMAGES, MAPS.clamp(min=0), ignore_index=2)),
+        (nn.CrossEntropyLoss(ignore_index=2), IMAGES, MAPS.clamp(min=0),
          functional.cross_entropy(IMAGES, MAPS.clamp(min=0), ignore_index=2)),
         ("next_token", LOGITS, WORDS, functional.cross_entropy(LOGITS[:, :-1].flatten(0, 1), WORDS[:, 1:].flatten())),
         ("binary", GUESS, MARKS, functional.binary_cross_entropy_with_logits(GUESS, MARKS)),
@@ -160,3 +165,15 @@ def test_only_default_arguments_have_a_name():
     assert name_of(choose({"kind": "cross_entropy", "label_smoothing": 0.1})) is None
     assert name_of(choose("next_token")) is None
     assert {"cross_entropy", "binary", "mse", "l1", "huber", "focal", "dice"} <= set(registry.names("loss"))
+
+
+def test_a_loss_of_torch_trains_on_what_counts():
+    """As the loss by name: pixels that are ignored are no part of the mean, and no wrong classes."""
+    data = Dataset(torch.randn(8, 1, 2, 2, dtype=torch.float64), torch.randint(3, (8, 2, 2)), 3)
+    data.y[:, 0] = -100
+    data.y[3] = -100
+    ends = []
+    for loss in ("cross_entropy", nn.CrossEntropyLoss()):
+        task = make_task(data, lambda: nn.Conv2d(1, 3, 1), loss=loss, clients=2, dtype="float64", test_fraction=0.0)
+        ends.append(fit("fedavg", task, rounds=1, engine="loop").model)
+    assert all(torch.allclose(leaf, ends[1][name], rtol=0, atol=1e-12) for name, leaf in ends[0].items())

@@ -238,12 +238,33 @@ def test_the_matrices_of_an_adapter_are_one_layer():
     assert groups["block.query.lora.default"] == names
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [("lora_A.default.weight", "lora_B.default.weight", "lora_B.default.bias", "lora_magnitude_vector.default.weight"),
+     ("hada_w1_a.default", "hada_w2_b.default"), ("gralora_A.default", "gralora_B_general.default"),
+     ("delora_A.default", "delora_lambda.default"), ("randlora_lambda.default", "randlora_gamma.default"),
+     ("vblora_logits_A.default", "vblora_logits_B.default"), ("poly_lora_A.default", "poly_lora_B.default")],
+)  # fmt: skip
+def test_so_are_the_parts_of_other_adapters(parts):
+    assert len(layers({f"block.query.{part}": X for part in parts})) == 1
+
+
 def test_saving_needs_a_model_that_can():
     result = fedalloy.fit("fedavg", make_task(Dataset(X, Y, 2), body_and_head, clients=3), rounds=1)
     with pytest.raises(SpecError, match="has no 'save_pretrained'"):
         result.save_pretrained("nowhere")
     with pytest.raises(SpecError, match="client 9 does not exist"):
         result.module(client=9)
+
+
+def test_a_built_module_may_have_lazy_layers_and_has_one_start():
+    module = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(2))
+    task = make_task(Dataset(X, Y, 2), module, clients=2)
+    one, other = (task.objective.init(Key.of(seed))[0] for seed in (1, 2))
+    assert all(torch.equal(leaf, other[name]) for name, leaf in one.items())
+    assert float(one["0.weight"].std()) > 0
+    assert fedalloy.fit("fedavg", task, rounds=1).module()(X).shape == (len(X), 2)
+    assert isinstance(module[0], nn.LazyLinear), "the user's module stays as it is"
 
 
 def test_lazy_layers_get_their_sizes_from_whole_numbers_too():

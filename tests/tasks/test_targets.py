@@ -22,6 +22,7 @@ from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.datasets.base import Dataset, from_clients
 from fedalloy.tasks.evaluation import evaluate_clients, evaluate_pool
 from fedalloy.tasks.federation import FederatedTask
+from fedalloy.tasks.losses.classes import CrossEntropy
 from fedalloy.tasks.objective import ModuleObjective
 
 N, T, WORDS = 45, 5, 7
@@ -244,6 +245,17 @@ def test_another_void_class_is_ignored_and_not_counted_as_a_class():
     assert counts is not None
     assert counts.tolist() == [12] * 8
     assert fit(fedavg(), task, rounds=1).model
+
+
+@pytest.mark.parametrize(
+    ("loss", "ignored"),
+    [(None, 0), ("focal", 0), ({"kind": "cross_entropy", "label_smoothing": 0.1}, 0),
+     ({"kind": "cross_entropy", "ignore_index": 2}, 2), (CrossEntropy(), -100)],
+)  # fmt: skip
+def test_what_the_data_ignore_holds_for_a_loss_that_does_not_say_it_itself(loss, ignored):
+    data = Dataset(torch.zeros(8, 1, 4, 4), torch.randint(3, (8, 4, 4)), 3, ignore_index=0)
+    rule = make_task(data, lambda: nn.Conv2d(1, 3, 1), loss=loss, clients=2).objective.loss_rule
+    assert rule.ignored == ignored
 
 
 def test_a_class_of_whole_examples_is_not_ignored():

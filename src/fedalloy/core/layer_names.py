@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
-_ADAPTER = re.compile(r"(.+)\.(lora|hada|lokr|vera|oft|boft|ia3)_\w+\.([^.]+)(\.weight)?")
+_KINDS = (
+    "lora|adamss|boft|delora|frod|glora|gralora|hada|hira|ia3|lokr|oft|poly_lora|pvera|randlora|supertuning|vblora|vera"
+)
+_ADAPTER = re.compile(rf"(.+)\.({_KINDS})_\w+\.([^.]+)(\.weight|\.bias)?")
 """Leaves of PEFT's adapters: the adapted layer, the kind of adapter, its name."""
 
 

@@ -94,8 +94,9 @@ def remote_task(recipe: Recipe) -> RemoteTask:
     model = {name: spec[name] for name in ("model", "loss", "dtype", "kind", "unit", "augment", "buckets")}
     patterns = None if recipe.task.trainable is None else tuple(recipe.task.trainable)
     objective = make_objective(
-        loader.shape, loader.classes, **model, trainable=patterns, bounds=loader.bounds, targets=loader.targets
-    )
+        loader.shape, loader.classes, **model, trainable=patterns, bounds=loader.bounds, targets=loader.targets,
+        ignore_index=loader.ignore_index,
+    )  # fmt: skip
     spec["frozen"] = frozen_digest(objective)
     return RemoteTask(objective, names, spec, _declared(loader, objective.dtype), recipe.task.kind)
 

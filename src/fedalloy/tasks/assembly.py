@@ -23,7 +23,9 @@ from fedalloy.tasks.computing import check_device
 from fedalloy.tasks.datasets.base import Dataset, DatasetDefaults, DatasetLoader, Standardise, defaults_of
 from fedalloy.tasks.federation import FederatedTask, federate
 from fedalloy.tasks.kinds import LOSSES, METRICS, TaskKind, kind_of, outputs_for, told
+from fedalloy.tasks.losses.classes import IGNORED
 from fedalloy.tasks.losses.loss import Loss, PerExample, choose
+from fedalloy.tasks.losses.model_loss import ModelLoss
 from fedalloy.tasks.models.build import build, resolve, sizes_of
 from fedalloy.tasks.noise import LabelNoise, as_noise
 from fedalloy.tasks.objective import ModuleObjective
@@ -116,11 +118,16 @@ def kind_and_loss(
     name ignores what the data say does not count."""
     rule = None if loss is None else choose(loss)
     kind = kind_of(data.y, rule, said)
-    rule = rule or choose(LOSSES[kind or "classification"])
-    named = loss is None or isinstance(loss, str)
-    if named and rule.ignored not in (None, data.ignore_index):
-        rule = replace(rule, ignore_index=data.ignore_index)  # type: ignore[type-var]
+    rule = _ignoring(rule or choose(LOSSES[kind or "classification"]), loss, data.ignore_index)
     return kind, rule
+
+
+def _ignoring(rule: Loss, told: object, ignore_index: int) -> Loss:
+    """The loss, ignoring what the data say does not count unless ``told``, what was given, says it itself."""
+    says = "ignore_index" in told if isinstance(told, Mapping) else not (told is None or isinstance(told, str))
+    if says or rule.ignored in (None, ignore_index):
+        return rule
+    return replace(rule, ignore_index=ignore_index)  # type: ignore[type-var]
 
 
 def objective_on(
@@ -130,6 +137,8 @@ def objective_on(
     check_device(device, as_precision(more.get("dtype", "float32")))
     more = {"targets": tuple(data.y.shape[1:]), "example": take(data.x, slice(0, ROWS)), **more}
     made = make_objective(shape_of(data.x), data.classes, model, **more)
+    if isinstance(made.loss_rule, ModelLoss):
+        made.compare_own_loss(take(data.x, slice(0, ROWS)), take(data.y, slice(0, ROWS)))
     return made if device is None else made.to(device)
 
 
@@ -148,9 +157,11 @@ def make_objective(
     example: Inputs | None = None,
     augment: Augmentation | Spec | None = None,
     buckets: Buckets | Sequence[int] | None = None,
+    ignore_index: int = IGNORED,
 ) -> ModuleObjective:
     """A model and its loss for examples of this shape; ``classes`` is 0 for regression, ``targets`` the shape of an
-    example's targets, ``example`` are a few rows.
+    example's targets, ``example`` are a few rows, ``ignore_index`` is the target that does not count unless ``loss``
+    says it.
 
     >>> list(make_objective((4,), 3, "logistic").init(Key.of(0))[0])
     ['output.weight', 'output.bias']
@@ -158,7 +169,10 @@ def make_objective(
     if unit not in typing.get_args(Unit):
         raise SpecError(f"unit '{unit}': {nearest(str(unit), typing.get_args(Unit))}")
     rule = choose(loss or LOSSES[kind or ("classification" if classes else "regression")])
+    rule = _ignoring(rule, loss, ignore_index)
     _check_ignored(rule, targets, classes)
+    if rule == ModelLoss() and kind == "multilabel":
+        rule = ModelLoss("binary")
     factory = as_factory(model, input_shape, outputs_for(kind, rule, targets, classes), bounds)
     changes = as_augmentation(augment)
     if changes:

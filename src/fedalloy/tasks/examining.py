@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fedalloy.core import inputs
+from fedalloy.core import aspects, inputs
 from fedalloy.core.errors import DataError, FedalloyError, SpecError
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
@@ -158,8 +158,9 @@ class ExaminedTask(TaskWrapper):
 
 
 def notices(task: Task, solver: LocalSolver) -> tuple[str, ...]:
-    """Notices for the user about the data of a task; those about sizes only if the data are in memory."""
-    told = tuple(task.notices)
+    """Notices for the user about the data of a task, and about a model of which nothing is shared; those about sizes
+    only if the data are in memory."""
+    told = (*task.notices, *_nothing_shared(task.objective, solver))
     if "train" not in task.pools:
         return told
     sizes = task.pools["train"].size[: task.population]
@@ -171,6 +172,21 @@ def notices(task: Task, solver: LocalSolver) -> tuple[str, ...]:
         *_notice(sizes == 0, name, "clients without training examples, which take no steps"),
         *_notice(few, name, f"clients with fewer training examples than a batch of {batch}"),
     )
+
+
+def _nothing_shared(objective: Objective, solver: LocalSolver) -> list[str]:
+    """A notice if all parameters stay at the clients although only some were meant: their names are not the expected
+    ones."""
+    local, params = aspects.local_leaves(solver), objective.forms.get("params", {})
+    if not local or local.patterns == ("*",) or not params or local.split(params)[1]:
+        return []
+    meant = "none of them matches" if local.others else "all of them match"
+    return [
+        f"all parameters of the model stay at the clients, which train alone: {meant} names = "
+        f"{', '.join(local.patterns)}; the model has {', '.join(list(params)[:_NAMED])}"
+        + ", ..."
+        * (len(params) > _NAMED)
+    ]
 
 
 def batch_of(solver: LocalSolver) -> int | None:

@@ -4,6 +4,7 @@ comes from there, and nothing is changed in the user's own model."""
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from typing import Any
 
@@ -40,11 +41,27 @@ def with_own_attention(module: nn.Module) -> bool:
 def scored_by(module: nn.Module) -> str:
     """The loss by name that a model of transformers computes itself, as far as its type tells; empty if unknown."""
     for model in pretrained_models(module):
-        if getattr(model, "loss_type", None) == "ForCausalLM":
+        if _shifts(model):
             return "next_token"
         if getattr(model.config, "problem_type", None) == "multi_label_classification":
             return "binary"
     return ""
+
+
+def _shifts(model: Any) -> bool:
+    """Whether a model's own loss compares every output with the next token: by its type, or because it calls the loss
+    function of transformers, which does so for types that it does not know, such as GPT-2's."""
+    kind = getattr(model, "loss_type", None)
+    if kind == "ForCausalLM":
+        return True
+    from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+
+    if LOSS_MAPPING.get(kind, ForCausalLMLoss) is not ForCausalLMLoss:
+        return False
+    try:
+        return "self.loss_function(" in inspect.getsource(type(model).forward)
+    except (OSError, TypeError):  # a class without a file
+        return False
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -27,6 +28,8 @@ from fedalloy.tasks.pure_module import Factory, PureModule
 from fedalloy.tasks.skeletons import own_buffers
 from fedalloy.tasks.trainable import Patterns
 
+_ALIKE = 1e-3
+"""How far the model's own loss may be from that of its scores, as a share of it; models compute theirs in float32."""
 _LOSS_IS = ("loss", "_called")
 """Methods that compute the loss; if a subclass overrides one, kernels for named losses must not be used."""
 
@@ -303,6 +306,26 @@ class ModuleObjective(Objective):
         returned, new = self._model(True, params, new, x, draw, labels=y)
         loss, counts = own_loss(returned), self._loss.counts(y)
         return (loss if counts is None else torch.where(counts.sum() > 0, loss, torch.zeros_like(loss))), new
+
+    @torch.no_grad()
+    def compare_own_loss(self, x: Inputs, y: Tensor) -> None:
+        """Warn if the loss that the model computes itself is another one for these examples than that of its scores."""
+        y = y.to(self.dtype) if y.is_floating_point() else y
+        try:
+            params, buffers = self.init(Key.of(0))
+            returned, _ = self._model(False, params, buffers, x, labels=y)
+            own, each, counts = own_loss(returned), self.losses(scores_in(returned), y), self._loss.counts(y)
+        except (RuntimeError, ValueError, TypeError, IndexError):
+            return  # training fails too, where the error can name the client
+        scored = each.mean() if counts is None else _mean(each, None, counts)
+        if bool((own - scored).abs() > _ALIKE * scored.abs().clamp(min=1.0)):
+            warnings.warn(
+                f"the loss that the model computes itself is {float(own):.4g} for the first examples, and that by "
+                f"which it is scored {float(scored):.4g}: name that of the scores (loss = {{ kind = 'model', scored_by "
+                "= ... }) or, for transformers, set problem_type in the model's configuration",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _called(self, params: Tree, buffers: Tree, x: Inputs, draw: Tensor | None, padded: bool) -> tuple[Tensor, Tree]:
         """The outputs in training mode, and the buffers after the call."""

@@ -27,7 +27,7 @@ from fedalloy.tasks.checkpointing import PlainCheckpoints, tell
 from fedalloy.tasks.dropout import Dropout
 from fedalloy.tasks.keyed import KeyedDraws, is_silent, may_draw, seeded_by
 from fedalloy.tasks.probing import ProbeResult, close, probe, some_rows
-from fedalloy.tasks.skeletons import hollow, leaves_in, materialised, own_buffers, skeleton
+from fedalloy.tasks.skeletons import copied, hollow, is_lazy, leaves_in, materialised, own_buffers, skeleton
 from fedalloy.tasks.trainable import Patterns, Selection, select
 from fedalloy.tasks.unfit import checked, tell_rounding
 from fedalloy.tasks.writing import Writes, refuse_renorm, tracks_rows
@@ -45,11 +45,18 @@ class BuiltModule:
     """A module as a factory of copies: its values are the start for every key. Pretrained weights enter this way."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = copy.deepcopy(checked(module))
+        self._module = copied(checked(module))
 
     def __call__(self) -> nn.Module:
         """A copy."""
         return copy.deepcopy(self._module)
+
+    def complete(self, sized: Callable[[nn.Module], nn.Module], dtype: torch.dtype) -> None:
+        """Give lazy layers their sizes by ``sized`` and, once for all, their values."""
+        if is_lazy(self._module):
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(_SKELETON.seed())
+                self._module = sized(self._module.to(dtype))
 
     def tell_rounding(self, dtype: torch.dtype) -> None:
         """Warn if its values are rounded to ``dtype``."""
@@ -72,6 +79,8 @@ class PureModule:
         if isinstance(self.factory, BuiltModule):
             self.factory.tell_rounding(dtype)
         self.example = None if example is None else to(some_rows(example), "cpu")  # where models are built
+        if isinstance(self.factory, BuiltModule):
+            self.factory.complete(self._sized, dtype)
         module = self.build(_SKELETON)
         self.selection: Selection = select(module, patterns)
         renamed.refuse_old_attributes(module, renamed.MODEL)
@@ -101,7 +110,10 @@ class PureModule:
         """The factory's model, with initial values from a key; the global generator is not changed."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key.seed())
-            return materialised(self._new().to(self.dtype), self.example, self.input, self.dtype)
+            return self._sized(self._new().to(self.dtype))
+
+    def _sized(self, module: nn.Module) -> nn.Module:
+        return materialised(module, self.example, self.input, self.dtype)
 
     def _new(self) -> nn.Module:
         made = checked(self.factory())

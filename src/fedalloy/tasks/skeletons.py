@@ -21,7 +21,7 @@ def materialised(
 ) -> nn.Module:
     """The module; lazy layers get their sizes from a call with an example. A model that fails on whole numbers gets
     them as floating-point numbers of ``dtype``."""
-    if not any(isinstance(leaf, UninitializedParameter | UninitializedBuffer) for leaf in _all_leaves(module)):
+    if not is_lazy(module):
         return module
     if example is None:
         raise SpecError(
@@ -39,6 +39,22 @@ def materialised(
     for part, mode in modes:
         part.training = mode
     return module
+
+
+def is_lazy(module: nn.Module) -> bool:
+    """Whether a module has layers without sizes."""
+    return any(isinstance(leaf, UninitializedParameter | UninitializedBuffer) for leaf in _all_leaves(module))
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A deep copy, which torch refuses to make of buffers without sizes (``nn.LazyBatchNorm1d``)."""
+    fresh = {
+        id(leaf): UninitializedBuffer(False, leaf.device, leaf.dtype)
+        for leaf in module.buffers()
+        if isinstance(leaf, UninitializedBuffer)
+    }
+    made: nn.Module = copy.deepcopy(module, fresh)
+    return made
 
 
 @torch.no_grad()

@@ -121,7 +121,7 @@ def _objective(spec: TaskSpec, x: Inputs) -> ModuleObjective:
     return make_objective(
         spec.shape, spec.classes, _model(spec), loss=_spec(spec.loss), dtype=spec.dtype, trainable=spec.trainable,
         bounds=spec.bounds, kind=spec.kind, targets=spec.targets, unit=spec.unit, augment=_augment(spec),
-        buckets=spec.buckets,
+        buckets=spec.buckets, ignore_index=spec.ignore_index,
         example=inputs.take(x, slice(ROWS)) if inputs.length(x) else None,
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from fedalloy.core import registry
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.spec import from_spec
 from fedalloy.tasks.kinds import TaskKind
+from fedalloy.tasks.losses.layout import mean_of_counted
 
 PerExample = Callable[[Tensor, Tensor], Tensor]
 """``(outputs [N, ...], y [N, ...]) -> [N]``."""
@@ -89,9 +90,19 @@ def name_of(loss: Loss) -> str | None:
 
 @dataclass(frozen=True)
 class OwnLoss(Loss):
-    """A user's function, which must return a loss per example; several values per example are averaged."""
+    """A user's function, which must return a loss per example; several values per example are averaged. A loss of
+    ``torch.nn`` with ``ignore_index`` averages those that count, as it does itself."""
 
     function: PerExample
+
+    @property
+    def ignored(self) -> int | None:
+        return getattr(self.function, "ignore_index", None) if isinstance(self.function, nn.Module) else None
+
+    def counts(self, y: Tensor) -> Tensor | None:
+        """How many targets of every example count; None: every example counts once."""
+        several = isinstance(y, Tensor) and y.dim() > 1 and not y.is_floating_point()
+        return None if self.ignored is None or not several else (y != self.ignored).flatten(1).sum(1)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One value per example."""
@@ -105,7 +116,11 @@ class OwnLoss(Loss):
                 f"loss {_name(self.function)} returned {got} for {len(outputs)} examples: it must return one value per "
                 "example and leave the mean to fedalloy; functions and losses of torch do with reduction='none'"
             )
-        return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+        if losses.dim() == 1:
+            return losses
+        if self.counts(y) is not None and losses.shape == y.shape:
+            return mean_of_counted(losses, y != self.ignored)
+        return losses.flatten(1).mean(1)
 
     def hits(self, outputs: Tensor, y: Tensor) -> Tensor:
         """By argmax if outputs and labels look like classification, else NaN."""
