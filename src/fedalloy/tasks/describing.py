@@ -30,7 +30,7 @@ _COLOURS = ("#004adc", "#b5480f", "#00a25d", "#e565b2", "#c88700", "#5088f7", "#
 """Those of the report's pictures, which are distinct for all readers."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Description:
     """What was found. ``seen`` of ``clients`` were looked at.
 
@@ -56,6 +56,10 @@ class Description:
     encoding: dict[str, tuple[str, ...]]
     notices: tuple[str, ...]
     filled: int = 0
+
+    def __repr__(self) -> str:
+        examples = sum(map(sum, self.sizes.values()))
+        return f"<description of {self.clients} clients with {examples} examples; print it to read it>"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
