@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +255,7 @@ def fit(
     _check_order(algorithm, task)
     _check_given(folder, callbacks, track, watcher)
     chosen = as_algorithm(algorithm)
+    _check_whose(settings, chosen)
     config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task, resume))
     name = _given_name(algorithm)
     told = recipe_of(chosen, task, config) if folder is not None else _told_parts(chosen)
@@ -313,6 +314,19 @@ def _check_order(algorithm: object, task: object) -> None:
     if isinstance(algorithm, Task) and not isinstance(algorithm, Algorithm):
         raise SpecError("fit: the first argument is a task; the order is fit(algorithm, task)")
     check_task(task, "fit: the second argument (the order is fit(algorithm, task))")
+
+
+def _check_whose(settings: Mapping[str, Any], chosen: Algorithm) -> None:
+    """Refuse settings of the method, such as its step size, in words of their own."""
+    ours = {field.name for field in fields(RunConfig)}
+    parts = [part for part in (chosen.solver, chosen.weighting, chosen.server) if is_dataclass(part)]
+    theirs = {field.name for part in parts for field in fields(part)}
+    for name in settings:
+        if name not in ours and name in theirs:
+            raise SpecError(
+                f"fit: '{name}' is a setting of the method, not of fit: give it to the method, "
+                f"fedalloy.algorithms.fedavg({name}=...)"
+            )
 
 
 def _settings(settings: dict[str, Any], cohort: int | float | None, task: Task, resume: bool) -> dict[str, Any]:
