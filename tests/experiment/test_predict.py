@@ -233,9 +233,8 @@ def test_clients_may_be_given_by_name(lazy, tmp_path):
         np.savez(
             folder / f"{name}.npz", x=np.random.default_rng(number).normal(number, 1, (20, 3)), y=np.arange(20) % 2
         )
-    task: Any = fedalloy.task(
-        str(folder), "logistic", standardise="client", lazy=lazy, **({"classes": 2} if lazy else {})
-    )
+    more: dict[str, Any] = {"lazy": True, "classes": 2} if lazy else {}
+    task: Any = fedalloy.task(str(folder), "logistic", standardise="client", **more)
     result = fedalloy.fit("ditto", task, rounds=1, engine="loop")
     north, rows = list(task.names).index("north"), np.ones((2, 3))
     own = result.predict(rows, client=north)
