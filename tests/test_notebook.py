@@ -70,7 +70,7 @@ def test_the_text_of_everything_is_a_line_or_two(shown, task):
         "manifest": task.manifest,
         "outcome": shown["comparison"].outcomes[0], "row": shown["comparison"].rows[1],
         "gains": shown["comparison"].gains[0], "block": task.everyone("train"), "early": fedalloy.EarlyStopping(),
-        "small": small_task().block,
+        "small": small_task().block, "description": task.describe(),
     }  # fmt: skip
     for name, one in public.items():
         text = repr(one)

@@ -122,6 +122,15 @@ def test_switching_the_axis_switches_it_in_all_curves(page):
     assert all("megabytes sent and received so far" in some for some in labels)
 
 
+def test_rounds_are_whole_numbers_on_every_axis(page):
+    found = page.execute_script("""
+        return [...document.querySelectorAll('text.label')].filter((one) => /^round/.test(one.textContent)).map((one) =>
+          [...one.parentNode.querySelectorAll('.axis:not(.grid) .tick text')].map((tick) => tick.textContent))""")
+    assert len(found) >= 3
+    assert all(ticks for ticks in found)
+    assert [tick for ticks in found for tick in ticks if "." in tick] == []
+
+
 def test_another_algorithm_can_be_chosen(page, wait):
     from selenium.webdriver.support.ui import Select
 

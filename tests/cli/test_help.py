@@ -12,11 +12,12 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from fedalloy.cli.app import app
-from fedalloy.cli.helping import EXAMPLES
+from fedalloy.cli.helping import BEFORE, EXAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]
 CHEAP = ["run", "compare", "reproduce", "list", "show", "report", "export", "plot", "doctor", "data list", "data where",
-         "data describe", "recipe schema", "recipe check"]  # fmt: skip
+         "data describe", "recipe schema", "recipe check", "unseen", "unfold", "synth export",
+         "synth grid"]  # fmt: skip
 """In an order in which each finds what it needs."""
 
 
@@ -46,6 +47,17 @@ def test_help_prints_every_word_of_its_source(name, monkeypatch):
     assert [part for part in sought if words(part) not in shown and part not in hidden] == []
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_lines_of_help_are_broken_where_the_terminal_ends(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.setenv("TERMINAL_WIDTH", "1000")
+    shown = CliRunner().invoke(app, [*name.split(), "--help"]).output
+    source = COMMANDS[name].help or ""
+    for paragraph in source.replace("\f", "\n\n").split("\n\n"):
+        if "\n  " not in paragraph:
+            assert " ".join(paragraph.split()) in shown
+
+
 def test_every_command_has_an_example_of_itself():
     assert EXAMPLES.keys() == COMMANDS.keys()
     for name, example in EXAMPLES.items():
@@ -56,10 +68,14 @@ def test_every_command_has_an_example_of_itself():
 def test_cheap_examples_run_as_they_stand(tmp_path, monkeypatch):
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     monkeypatch.chdir(tmp_path)
-    for name in CHEAP:
-        arguments = shlex.split(EXAMPLES[name])[1:]
-        done = CliRunner().invoke(app, arguments if name != "compare" else [*arguments, "-j", "1"])
-        assert done.exit_code == 0, (name, done.output[-800:])
+    before = dict.fromkeys(BEFORE[name] for name in CHEAP if name in BEFORE)
+    for line in (*before, *(EXAMPLES[name] for name in CHEAP)):
+        arguments = shlex.split(line)[1:]
+        done = CliRunner().invoke(app, arguments if arguments[0] != "compare" else [*arguments, "-j", "1"])
+        assert done.exit_code == 0, (line, done.output[-800:])
+    assert {"samples/samples.npz", "samples.png", "weights.json"} <= {
+        str(file.relative_to(tmp_path)) for file in tmp_path.glob("**/*")
+    }
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in CHEAP])

@@ -274,6 +274,11 @@ def test_bad_combinations_fail_before_the_first_round():
         train(resume=True)
 
 
+def test_settings_of_the_method_are_told_from_those_of_the_run():
+    with pytest.raises(SpecError, match=r"'lr' is a setting of the method, not of fit: .*fedavg\(lr=\.\.\.\)"):
+        train(lr=0.1)
+
+
 def test_an_algorithm_by_name_value_or_spec():
     spec = {"solver": "sgd", "weighting": "samples", "server": "sgd"}
     assert as_algorithm("fedavg") == as_algorithm(algorithms.fedavg()) == as_algorithm(spec)

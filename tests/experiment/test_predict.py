@@ -223,3 +223,39 @@ def test_a_missing_file_of_the_preparation_is_refused(case, tmp_path):
     (folder / "preparation.safetensors").unlink()
     with pytest.raises(CheckpointError, match="how rows are prepared cannot be read"):
         fedalloy.load(folder)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_clients_may_be_given_by_name(lazy, tmp_path):
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    for number, name in enumerate(["south", "north", "east"]):
+        np.savez(
+            folder / f"{name}.npz", x=np.random.default_rng(number).normal(number, 1, (20, 3)), y=np.arange(20) % 2
+        )
+    more: dict[str, Any] = {"lazy": True, "classes": 2} if lazy else {}
+    task: Any = fedalloy.task(str(folder), "logistic", standardise="client", **more)
+    result = fedalloy.fit("ditto", task, rounds=1, engine="loop")
+    north, rows = list(task.names).index("north"), np.ones((2, 3))
+    own = result.predict(rows, client=north)
+    assert torch.equal(result.predict(rows, client="north"), own)
+    assert torch.equal(result.predict(rows, rows_of="north"), result.predict(rows, rows_of=north))
+    assert torch.equal(result.module("north")(result.prepare(rows, "north")), own)
+    kept = fedalloy.load(result.save(tmp_path / "kept", ["north"]))
+    assert torch.equal(kept.predict(kept.module(), rows, client="north"), own)
+    assert fedalloy.load(result.save(tmp_path / "for one", rows_of=["north"])).names == {"north": north}
+    with pytest.raises(SpecError, match=rf"client east was not saved; saved clients: {north} \(north\)"):
+        fedalloy.load(result.save(tmp_path / "again", ["north"], rows_of=["north", "east"])).module(client="east")
+    with pytest.raises(SpecError, match="no client is called 'nort': did you mean 'north'"):
+        result.predict(rows, client="nort")
+    with pytest.raises(SpecError, match=r"by its number, 0 to 2, or by its name, got 1\.5"):
+        result.module(1.5)  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="rows_of must be a list of clients"):
+        result.save(tmp_path / "text", rows_of="north")
+
+
+def test_classes_keep_their_names(tmp_path):
+    task = fedalloy.task({f"site {k}": _frames(k) for k in range(CLIENTS)}, "logistic", columns=COLUMNS)
+    kept = fedalloy.load(fedalloy.fit("fedavg", task, rounds=1, engine="loop").save(tmp_path / "kept"))
+    assert kept.encoding == task.encoding
+    assert fedalloy.load(tmp_path / "kept").names["site 1"] == 1

@@ -129,3 +129,46 @@ def test_damaged_files_are_refused_in_words(name, content, said, result, tmp_pat
         fedalloy.load(tmp_path / "kept")
     with pytest.raises(CheckpointError, match="holds no saved result"):
         fedalloy.load(tmp_path)
+
+
+@pytest.mark.parametrize("model", ["logistic", {"kind": "mlp", "hidden": [5]}])
+def test_a_model_by_name_is_built_anew(model, tmp_path):
+    task: Any = fedalloy.task("synthetic", model, clients=3, dtype="float64")
+    result = fedalloy.fit("ditto", task, rounds=1, engine="loop")
+    kept = fedalloy.load(result.save(tmp_path / "kept", clients=[1]))
+    x, before = task.test.x[:5], torch.random.get_rng_state()
+    assert torch.equal(kept.module()(x), result.module()(x))
+    assert torch.equal(kept.module(client=1)(x), result.personal_module(1)(x))
+    assert torch.equal(kept.predict(kept.module(), x), result.predict(x))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    with pytest.raises(SpecError, match=r"predict\(saved\.module\(\), x\)"):
+        kept.predict(x, None)  # type: ignore[arg-type]
+
+
+def test_a_model_that_only_its_program_has_is_not_built(result, tmp_path):
+    with pytest.raises(SpecError, match="not one of fedalloy's by name: give your module"):
+        fedalloy.load(result.save(tmp_path / "kept")).module()
+    frozen = fedalloy.task("synthetic", {"kind": "mlp", "hidden": [5]}, clients=3, trainable=["output.*"])
+    part = fedalloy.load(fedalloy.fit("fedavg", frozen, rounds=1, engine="loop").save(tmp_path / "part"))
+    with pytest.raises(SpecError, match="give your module"):
+        part.module()  # its frozen layer is not in the file
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"kind": "os:system"}, "no model is called 'os:system'"),
+        ({"kind": "nobody"}, "no model is called 'nobody'"),
+        ({"dtype": "torch.save"}, "how the model is built cannot be read"),
+        ({"settings": {"depth": 3}}, "no argument 'depth'"),
+        ({"settings": {"hidden": [10**12]}}, "has other weights than its file"),
+        ({"outputs": 3}, "has other weights than its file"),
+    ],
+)
+def test_a_changed_file_builds_no_other_model(changed, said, tmp_path):
+    task = fedalloy.task("synthetic", {"kind": "mlp", "hidden": [5]}, clients=3)
+    folder = fedalloy.fit("fedavg", task, rounds=1, engine="loop").save(tmp_path / "kept")
+    told = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**told, "model": {**told["model"], **changed}}))
+    with pytest.raises(CheckpointError, match=said):
+        fedalloy.load(folder).module()

@@ -11,8 +11,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import fedalloy
 from fedalloy.core.errors import CheckpointError
 from fedalloy.experiment.recipe import parse
 from fedalloy.report.data import result_rows
@@ -148,3 +150,16 @@ def test_tuning_runs_are_not_results(runs, tmp_path):
     assert {story.name for story in gather([tmp_path / "all"])} == {"<b>zeta</b>"}
     with pytest.raises(CheckpointError, match="no run in"):
         gather([tmp_path / "nothing"])
+
+
+def test_runs_with_data_from_python_are_not_said_to_have_a_recipe_that_runs(tmp_path):
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    task = fedalloy.task({"north": (x, x[:, 0] > 0), "south": (x, x[:, 1] > 0)}, "logistic")
+    result = fedalloy.fit("fedavg", task, rounds=2, folder=tmp_path / "run", engine="auto")
+    text = result.report(tmp_path / "page.html").read_text()
+    assert "on data given in Python</h1>" in text
+    assert "Data: given in Python, spread over 2 clients" in text
+    assert "fedalloy run recipe.toml" not in text
+    assert "Make the same task again" in text
+    assert "measured_seconds" not in text, "what auto chose is text, no dictionary"
+    assert re.search(r"(loop|batched) \(\d+ threads?\)", text)

@@ -28,7 +28,7 @@ UNRUN: dict[str, dict[str, int]] = {
     "docs/how-to/federation.md": {"install": 1, "slow": 1},
     "docs/how-to/gpu.md": {"not run": 1},
     "docs/how-to/own-data.md": {"not run": 2},
-    "docs/how-to/tune.md": {"not run": 1},
+    "docs/how-to/tune.md": {"slow": 1},
     "docs/notebooks.md": {"install": 1},
     "docs/report.md": {"slow": 2},
     "docs/reproduce.md": {"not run": 1, "slow": 2},

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -33,3 +34,14 @@ def test_a_link_that_leads_nowhere_is_noticed(tmp_path, text):
     settings = (ROOT / "mkdocs.yml").read_text().partition("nav:")[0]
     (tmp_path / "mkdocs.yml").write_text(settings)
     assert build(tmp_path / "mkdocs.yml", tmp_path / "site").returncode != 0
+
+
+def test_the_first_page_leads_to_every_page_about_a_task():
+    first = (ROOT / "docs" / "index.md").read_text()
+    assert [page.name for page in (ROOT / "docs" / "how-to").glob("*.md") if f"(how-to/{page.name})" not in first] == []
+
+
+def test_the_readme_names_every_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys() - {"dev"}
+    told = (ROOT / "README.md").read_text().partition("Each extra adds")[2].partition("## ")[0]
+    assert {extra for extra in extras if f"`{extra}`" not in told} == set()

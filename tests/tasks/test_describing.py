@@ -64,6 +64,21 @@ def test_the_picture_has_a_bar_per_client_with_its_classes():
     assert "<a>" not in html
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_the_picture_calls_classes_by_their_names(lazy):
+    pandas = pytest.importorskip("pandas")
+
+    def client(number: int) -> Any:
+        return pandas.DataFrame({"sex": ["f", "m"] * 4, "q": range(8), "ill": ["no", "<yes>"] * 4})
+
+    columns = {"label": "ill", "categorical": {"sex": ["f", "m"]}, "classes": ["no", "<yes>"], "missing": "mean"}
+    task = fedalloy.task(client, "logistic", clients=2, classes=2, columns=columns, lazy=lazy)
+    found = task.describe()
+    assert found.class_names == ("no", "<yes>")
+    assert "</span> no <span" in found._repr_html_()
+    assert "&lt;yes&gt;)" in found._repr_html_()
+
+
 def test_quantities_have_no_classes_and_lazy_data_are_sampled():
     def client(number: int):
         return X + number, (X[:, 0] / 3).astype(np.float32)

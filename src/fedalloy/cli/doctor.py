@@ -13,18 +13,32 @@ from fedalloy.cli.console import print_json, print_table
 from fedalloy.cli.run import Json
 
 NEEDED = (
-    "torch",
-    "numpy",
-    "safetensors",
-    "scipy",
-    "scikit-learn",
-    "pydantic",
-    "typer",
-    "rich",
-    "qpsolvers",
+    "torch", "numpy", "scipy", "pydantic", "typer", "rich", "safetensors", "filelock", "scikit-learn", "qpsolvers",
     "clarabel",
-)
-OPTIONAL = ("flwr", "pandas", "pyarrow", "matplotlib")
+)  # fmt: skip
+EXTRAS = {
+    "matplotlib": ("report", "plots"),
+    "pandas": ("data", "frames and tables"),
+    "polars": ("data", "Polars frames"),
+    "pyarrow": ("data", "parquet files"),
+    "pillow": ("data", "images"),
+    "datasets": ("data", "data sets of Hugging Face"),
+    "flwr-datasets": ("data", "Flower Datasets"),
+    "sqlalchemy": ("data", "databases"),
+    "optuna": ("tune", "fedalloy tune and advise"),
+    "torchmetrics": ("metrics", "metrics of torchmetrics"),
+    "prometheus-client": ("metrics", "monitoring of federations"),
+    "transformers": ("huggingface", "models of transformers"),
+    "peft": ("huggingface", "adapters such as LoRA"),
+    "flwr": ("flower", "federations"),
+    "h11": ("flower", "the server of federations"),
+    "ray": ("ray", "several machines"),
+    "tensorboard": ("track", "TensorBoard"),
+    "mlflow-skinny": ("track", "MLflow"),
+    "alembic": ("track", "MLflow in a database"),
+    "wandb": ("track", "Weights & Biases"),
+}
+"""Packages of the extras: one extra that installs each, and what it is for."""
 _IMPORT_NAMES = {"scikit-learn": "sklearn"}
 _LEAST_DISK = 1e9
 
@@ -62,11 +76,11 @@ def _packages() -> Iterator[Finding]:
             yield package, metadata.version(package), True
         except (ImportError, metadata.PackageNotFoundError) as error:
             yield package, f"cannot be imported ({error}): pip install {package}", False
-    for package in OPTIONAL:
+    for package, (extra, what) in EXTRAS.items():
         try:
             yield f"{package} (optional)", *_optional(package, metadata.version(package))
         except metadata.PackageNotFoundError:
-            yield f"{package} (optional)", "not installed", True
+            yield f"{package} (optional)", f"not installed (extra '{extra}': {what})", True
 
 
 def _optional(package: str, version: str) -> tuple[str, bool]:
@@ -79,12 +93,15 @@ def _optional(package: str, version: str) -> tuple[str, bool]:
 def _machine() -> Iterator[Finding]:
     import torch
 
+    from fedalloy.core import native
     from fedalloy.experiment.recipe.resolving import cores
 
     yield "cores", str(cores()), True
     yield "torch threads", str(torch.get_num_threads()), True
-    found = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu only"
-    yield "device", found, True
+    apple = "Apple GPU (mps)" if torch.backends.mps.is_available() else "cpu only"
+    yield "device", torch.cuda.get_device_name(0) if torch.cuda.is_available() else apple, True
+    compiled = native.library() is not None
+    yield "compiled kernels", "in use" if compiled else "not built: small models on a CPU are slower", True
 
 
 def _data() -> Iterator[Finding]:

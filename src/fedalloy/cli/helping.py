@@ -1,7 +1,9 @@
-"""The help of the commands: words in square brackets stay, and every command ends with an example."""
+"""The help of the commands: words in square brackets stay, lines are as long as the terminal is wide, and every command
+ends with an example."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,23 +19,23 @@ EXAMPLES = {
     "reproduce": "fedalloy reproduce --list",
     "list": "fedalloy list weightings",
     "show": "fedalloy show fedavg",
-    "conform": "fedalloy conform vectors/*.json",
+    "conform": "fedalloy conform tests/vectors/*.json",
     "report": "fedalloy report runs/demo -o report.html",
     "export": "fedalloy export runs/demo -o results.csv",
     "serve": "fedalloy serve runs",
     "plot": "fedalloy plot curves runs/demo -o curves.png",
     "unseen": "fedalloy unseen runs/with-newcomers --steps 10",
     "newcomers": "fedalloy unseen runs/with-newcomers --steps 10",
-    "unfold": "fedalloy unfold recipes/s1/rounds-to-95.toml -o weights.json",
+    "unfold": "fedalloy unfold recipes/quickstart.toml --set unfold.iterations=5 -o weights.json",
     "doctor": "fedalloy doctor",
     "data list": "fedalloy data list",
     "data where": "fedalloy data where",
     "data check": "fedalloy data check mnist",
     "data describe": "fedalloy data describe digits",
     "data fetch": "fedalloy data fetch mnist",
-    "synth export": "fedalloy synth export runs/fedevg -o samples.npz",
-    "synth quality": "fedalloy synth quality runs/fedevg",
-    "synth grid": "fedalloy synth grid runs/fedevg -o samples.png",
+    "synth export": "fedalloy synth export runs/digits-cvae -o samples",
+    "synth quality": "fedalloy synth quality runs/digits-cvae",
+    "synth grid": "fedalloy synth grid runs/digits-cvae -o samples.png",
     "recipe schema": "fedalloy recipe schema",
     "recipe check": "fedalloy recipe check recipes/quickstart.toml",
     "flower init": "fedalloy flower init federation --nodes 3",
@@ -61,6 +63,13 @@ EXAMPLES = {
     "node check": "fedalloy node check federation/node-0 recipes/quickstart.toml",
 }
 """One example per command."""
+_NEWCOMERS = "fedalloy run recipes/quickstart.toml --quick --set partition.newcomers=2 -o runs/with-newcomers"
+_SAMPLES = "fedalloy run recipes/digits-cvae.toml --quick -o runs/digits-cvae"
+BEFORE = {
+    "unseen": _NEWCOMERS, "newcomers": _NEWCOMERS,
+    "synth export": _SAMPLES, "synth quality": _SAMPLES, "synth grid": _SAMPLES,
+}  # fmt: skip
+"""What must have run before, where an example needs a run of a certain kind."""
 
 
 def teach(group: click.Group, before: str = "") -> None:
@@ -70,7 +79,8 @@ def teach(group: click.Group, before: str = "") -> None:
         if isinstance(command, click.Group):
             teach(command, f"{path} ")
         elif path in EXAMPLES:
-            command.epilog = "\n\n".join(filter(None, [f"Example: {EXAMPLES[path]}", command.epilog]))
+            told = f"Example: {EXAMPLES[path]}{f', after: {BEFORE[path]}' if path in BEFORE else ''}"
+            command.epilog = "\n\n".join(filter(None, [told, command.epilog]))
         _literal(command)
     if not before:
         _literal(group)
@@ -96,8 +106,17 @@ def _escaped(holders: list[Any]) -> Iterator[None]:
     told = [(one, name, text) for one, name, text in kept if isinstance(text, str)]
     try:
         for one, name, text in told:
-            setattr(one, name, escape(text))
+            setattr(one, name, escape(unwrapped(text)))
         yield
     finally:
         for one, name, text in told:
             setattr(one, name, text)
+
+
+def unwrapped(text: str) -> str:
+    """Each paragraph as one line, so that it is broken where the terminal ends; indented lines stay as they are.
+
+    >>> unwrapped("Ends a run.\\n\\nIt may\\nbe resumed:\\n  fedalloy run")
+    'Ends a run.\\n\\nIt may be resumed:\\n  fedalloy run'
+    """
+    return re.sub(r"(?<=[^\n\f])\n(?=[^\s\b])", " ", text)

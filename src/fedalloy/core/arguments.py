@@ -6,7 +6,7 @@ before its own ``__post_init__`` checks ranges, and every error is a ``SpecError
 >>> from fedalloy.methods.solvers.sgd import Sgd
 >>> Sgd(learning_rate=0.1)
 Traceback (most recent call last):
-fedalloy.core.errors.SpecError: solver 'sgd': unknown argument 'learning_rate'; allowed: accumulate, accumulator, ...
+fedalloy.core.errors.SpecError: solver 'sgd': unknown argument 'learning_rate'; did you mean 'lr'? ...
 """
 
 from __future__ import annotations

@@ -119,8 +119,33 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     "did you mean 'samples'? allowed: samples, uniform"
     >>> nearest("smaple", ["sample", "simple"])
     "did you mean 'sample'? allowed: sample, simple"
+    >>> nearest("FedAvg", ["fedavg", "fedevg"])
+    "did you mean 'fedavg'? allowed: fedavg, fedevg"
     """
     names = sorted(allowed)
-    close = [name for name in names if sorted(name) == sorted(word)] or difflib.get_close_matches(word, names, n=1)
+    close = _likely(word, names)
     hint = f"did you mean '{close[0]}'? " if close else ""
     return f"{hint}allowed: {', '.join(names) if names else '(nothing)'}"
+
+
+_ELSEWHERE = {
+    "eta": "lr", "learning_rate": "lr", "local_lr": "lr", "step_size": "lr", "lambda": "lam", "lamda": "lam",
+    "lmbda": "lam", "local_epochs": "epochs", "num_epochs": "epochs", "n_clients": "clients", "num_clients": "clients",
+    "num_rounds": "rounds", "n_rounds": "rounds",
+}  # fmt: skip
+"""What other libraries call settings."""
+
+
+def _likely(word: str, names: list[str]) -> list[str]:
+    """What was probably meant: the same word in another spelling, another library's name, a close or a longer one."""
+
+    def plain(name: str) -> str:
+        return name.casefold().replace("-", "").replace("_", "").replace(" ", "")
+
+    return (
+        [name for name in names if plain(name) == plain(word) or name == _ELSEWHERE.get(word)]
+        or [name for name in names if sorted(name) == sorted(word)]
+        or difflib.get_close_matches(word.casefold(), names, n=1)
+        or difflib.get_close_matches(word, names, n=1)
+        or [name for name in names if len(word) > 1 and name.startswith(word)]
+    )

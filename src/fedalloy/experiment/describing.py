@@ -14,12 +14,11 @@ from fedalloy.core.errors import FedalloyError
 from fedalloy.core.protocols import Task
 from fedalloy.core.spec import algorithm_to_spec
 from fedalloy.experiment.config import RunConfig
+from fedalloy.experiment.records.reading import GIVEN
 from fedalloy.experiment.sampling import BySize, Listed, Sampling, UniformSampling
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.tasks.federation import FederatedTask
 
-GIVEN = "python"
-"""``task.dataset`` of a run whose data and model were given in Python and are in no recipe."""
 PATHS = {
     "rounds": "run.rounds", "target": "run.target", "target_metric": "run.target_metric", "target_on": "run.target_on",
     "stop_at_target": "run.stop_at_target", "patience": "run.patience", "max_norm": "run.max_norm",

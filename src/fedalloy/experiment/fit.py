@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from numbers import Integral
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from fedalloy.core.spec import algorithm_from_spec
 from fedalloy.core.task import check_task
 from fedalloy.core.types import Tree
 from fedalloy.experiment import predicting, saved
+from fedalloy.experiment.calling_clients import Client, names_of, number_of
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.describing import Described, parts_of, recipe_of
 from fedalloy.experiment.driver import Ending, RoundEvent, run
@@ -75,18 +75,18 @@ class RunResult(ShownRuns):
         model = self.trained.server_model()
         return {**model.params, **model.buffers}
 
-    def module(self, client: int | None = None) -> nn.Module:
+    def module(self, client: Client | None = None) -> nn.Module:
         """The model as it was given to the task, in evaluation mode, with the trained weights: those of the server, or
-        the personal ones of a client."""
+        the personal ones of a client, which is given by its number or its name."""
         model = self.trained.server_model()
         params, buffers = model.params, model.buffers
         if client is not None:
-            ((params, buffers),) = self.trained.models(torch.tensor([self._checked(client)]))
+            ((params, buffers),) = self.trained.models(torch.tensor([self._number(client)]))
         if not isinstance(model.objective, ModuleObjective):
             raise SpecError(f"objective {type(model.objective).__name__} has no module; result.model has its leaves")
         return model.objective.module(params, buffers)
 
-    def save_pretrained(self, folder: str | Path, client: int | None = None) -> None:
+    def save_pretrained(self, folder: str | Path, client: Client | None = None) -> None:
         """Write the trained model as its own library does (``save_pretrained`` of transformers or PEFT), for programs
         without fedalloy."""
         module = self.module(client)
@@ -98,19 +98,20 @@ class RunResult(ShownRuns):
             )
         save(str(folder))
 
-    def personal_module(self, client: int) -> nn.Module:
+    def personal_module(self, client: Client) -> nn.Module:
         """A client's own model; refused for a method whose clients have none."""
         if not aspects.is_personalised(self.trained.fed.algorithm.solver):
             raise SpecError("the clients of this method have no model of their own: result.module() is that of all")
         return self.module(client)
 
-    def prepare(self, x: Any, rows_of: int | None = None) -> Any:
+    def prepare(self, x: Any, rows_of: Client | None = None) -> Any:
         """Raw rows as the model gets them: a frame's columns are encoded, gaps filled, features standardised, as far as
         the task does it. ``rows_of`` is the client whose rows they are, where that is done per client."""
-        return raw_rows.prepare(x, self._preparation(() if rows_of is None else (rows_of,)), rows_of)
+        number = None if rows_of is None else self._number(rows_of)
+        return raw_rows.prepare(x, self._preparation(() if number is None else (number,)), number)
 
     def predict(
-        self, x: Any, client: int | None = None, *, rows_of: int | None = None, prepared: bool = False
+        self, x: Any, client: Client | None = None, *, rows_of: Client | None = None, prepared: bool = False
     ) -> Tensor:
         """The outputs of the global model for raw rows (logits for classes), or those of a client's own model.
 
@@ -121,41 +122,49 @@ class RunResult(ShownRuns):
         leaves = (model.params, model.buffers)
         if client is not None:
             self.personal_module(client)
-            (leaves,) = self.trained.models(torch.tensor([client]))
+            (leaves,) = self.trained.models(torch.tensor([self._number(client)]))
         rows = predicting.rows_for(x, self.prepare, client, rows_of, prepared)
         floats = not model.objective.takes_integers
         return predicting.outputs(lambda part: model.objective.outputs(*leaves, part), rows, leaves[0], floats)
 
-    def save(self, folder: str | Path, clients: Sequence[int] = (), *, rows_of: Sequence[int] | None = None) -> Path:
+    def save(
+        self, folder: str | Path, clients: Sequence[Client] = (), *, rows_of: Sequence[Client] | None = None
+    ) -> Path:
         """Write the model, those of some ``clients``, all rounds, and how raw rows are prepared, as safetensors and
         JSON; :func:`fedalloy.load` reads them (:mod:`fedalloy.experiment.saved`). Where rows are prepared per client,
         that of the clients ``rows_of`` is saved (default: all whose data are in memory, else ``clients``)."""
-        if isinstance(clients, str) or not isinstance(clients, Iterable):
-            raise SpecError(f"save: clients must be a list of numbers, such as [0, 3], got {clients!r}")
+        for name, given in (("clients", clients), ("rows_of", () if rows_of is None else rows_of)):
+            if isinstance(given, str) or not isinstance(given, Iterable):
+                raise SpecError(f"save: {name} must be a list of clients, such as [0, 3], got {given!r}")
         for client in clients:
             self.personal_module(client)
-        steps = self._preparation(clients if rows_of is None else rows_of)
-        steps = steps if rows_of is None or not steps.per_client else steps.of_clients(rows_of)
-        floats = not self.trained.server_model().objective.takes_integers
-        own = self.trained.models(torch.tensor(list(clients), dtype=torch.int64)) if clients else []
+        numbers = [self._number(client) for client in clients]
+        steps = self._preparation(numbers if rows_of is None else [self._number(client) for client in rows_of])
+        if rows_of is not None and steps.per_client:
+            steps = steps.of_clients([self._number(client) for client in rows_of])
+        objective, encoding = self.trained.server_model().objective, getattr(self.trained.fed.task, "encoding", None)
+        own = self.trained.models(torch.tensor(numbers, dtype=torch.int64)) if numbers else []
         told = {
             "name": self.name, "seed": self.seed, "status": self.status, "round": self.ending.progress.round,
-            "metric": self.metric, "rounds": list(self.rounds()),
+            "metric": self.metric, "rounds": list(self.rounds()), "names": self._names_of({*numbers, *steps.known}),
+            "encoding": encoding or {}, "model": getattr(objective, "told_model", None),
+            "floats": not objective.takes_integers,
         }  # fmt: skip
-        each = {client: {**params, **buffers} for client, (params, buffers) in zip(clients, own, strict=True)}
-        return saved.write(Path(folder), {**told, "floats": floats}, self.model, each, steps)
+        each = {number: {**params, **buffers} for number, (params, buffers) in zip(numbers, own, strict=True)}
+        return saved.write(Path(folder), told, self.model, each, steps)
+
+    def _names_of(self, numbers: Iterable[int]) -> dict[str, int]:
+        """The names of some clients, as far as they have one."""
+        names = self.trained.fed.task.names
+        return {} if names is None else {str(names[number]): number for number in sorted(numbers)}
 
     def _preparation(self, clients: Sequence[int]) -> Preparation:
         """What the task does to raw rows, at least to those of ``clients``."""
         return preparation_of(self.trained.fed.task, clients)
 
-    def _checked(self, client: int) -> int:
-        known = self.trained.fed.task.population
-        if isinstance(client, bool) or not isinstance(client, Integral):
-            raise SpecError(f"a client is given by its number, 0 to {known - 1}, got {client!r}")
-        if not 0 <= client < known:
-            raise SpecError(f"client {client} does not exist: clients are 0 to {known - 1}")
-        return client
+    def _number(self, client: Client) -> int:
+        task = self.trained.fed.task
+        return number_of(client, names_of(task.names), task.population)
 
     def synthetic(self, per_class: int = 10) -> tuple[Tensor, Tensor]:
         """The labelled synthetic samples ``(x, y)`` of the run; refused for a method that makes none."""
@@ -246,6 +255,7 @@ def fit(
     _check_order(algorithm, task)
     _check_given(folder, callbacks, track, watcher)
     chosen = as_algorithm(algorithm)
+    _check_whose(settings, chosen)
     config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task, resume))
     name = _given_name(algorithm)
     told = recipe_of(chosen, task, config) if folder is not None else _told_parts(chosen)
@@ -304,6 +314,19 @@ def _check_order(algorithm: object, task: object) -> None:
     if isinstance(algorithm, Task) and not isinstance(algorithm, Algorithm):
         raise SpecError("fit: the first argument is a task; the order is fit(algorithm, task)")
     check_task(task, "fit: the second argument (the order is fit(algorithm, task))")
+
+
+def _check_whose(settings: Mapping[str, Any], chosen: Algorithm) -> None:
+    """Refuse settings of the method, such as its step size, in words of their own."""
+    ours = {field.name for field in fields(RunConfig)}
+    parts = [part for part in (chosen.solver, chosen.weighting, chosen.server) if is_dataclass(part)]
+    theirs = {field.name for part in parts for field in fields(part)}
+    for name in settings:
+        if name not in ours and name in theirs:
+            raise SpecError(
+                f"fit: '{name}' is a setting of the method, not of fit: give it to the method, "
+                f"fedalloy.algorithms.fedavg({name}=...)"
+            )
 
 
 def _settings(settings: dict[str, Any], cohort: int | float | None, task: Task, resume: bool) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from fedalloy.core.errors import CheckpointError
 from fedalloy.core.fingerprint import Plain
 from fedalloy.core.protocols import Task
 from fedalloy.experiment.config import RunConfig
-from fedalloy.experiment.describing import GIVEN, Described
+from fedalloy.experiment.describing import Described
 from fedalloy.experiment.identity import disagreements
 from fedalloy.experiment.lengthening import check_length
 from fedalloy.experiment.records.client_tables import check_able, least_clients
 from fedalloy.experiment.records.environment import describe
 from fedalloy.experiment.records.folder import RunFolder
-from fedalloy.experiment.records.reading import tables_of
+from fedalloy.experiment.records.reading import GIVEN, tables_of
 
 CHANGES = "engine_changes"
 """The entry of ``identity.json`` with the rounds after which a run continued with another engine."""

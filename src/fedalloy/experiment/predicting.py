@@ -12,6 +12,7 @@ from fedalloy.core import inputs
 from fedalloy.core.errors import SpecError
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.types import Tree
+from fedalloy.experiment.calling_clients import Client
 from fedalloy.tasks.sources.raw_rows import tensors_of
 
 _AT_ONCE = 1024
@@ -19,7 +20,11 @@ _AT_ONCE = 1024
 
 
 def rows_for(
-    x: Any, prepare: Callable[[Any, int | None], Inputs], client: int | None, rows_of: int | None, prepared: bool
+    x: Any,
+    prepare: Callable[[Any, Client | None], Inputs],
+    client: Client | None,
+    rows_of: Client | None,
+    prepared: bool,
 ) -> Inputs:
     """The rows as the model gets them: as they are if they are ``prepared``, else as those of ``rows_of``."""
     if not prepared:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from fedalloy.experiment.records.reading import GIVEN
 from fedalloy.report import data, words
 from fedalloy.report.context import ReportContext
 from fedalloy.report.markup import (
@@ -185,21 +186,30 @@ def cost(context: ReportContext) -> str:
     return section("cost", "Cost", figures, table("Cost", head, body), paragraph(note, "soft"))
 
 
+_SAME = "the numbers are the same, bit for bit on the same versions and the same kind of processor"
+_AGAIN = (
+    "Every run folder holds its resolved recipe.toml; below is that of each algorithm's first seed. Run it again, with "
+    f"any of the seeds, and {_SAME}:"
+)
+_AGAIN_GIVEN = (
+    "The data were given in Python and are in no recipe. Make the same task again, call fedalloy.fit or "
+    f"fedalloy.compare with the settings below and any of the seeds, and {_SAME}."
+)
+
+
 def reproduce(context: ReportContext) -> str:
     """Commands, versions, seeds."""
     groups, seeds = by_name(context.summaries), sorted({summary.seed for summary in context.summaries})
-    say = "Every run folder holds its resolved recipe.toml; below is that of each algorithm's first seed. Run "
-    say += (
-        "it again, with any of the seeds, and the numbers are the same, bit for bit on the same versions and the same "
-    )
-    say += "kind of processor:"
-    command = f"fedalloy run recipe.toml --set run.seeds=[{seeds[0]}] -o again"
+    given = any(one.recipe.get("task", {}).get("dataset") == GIVEN for one in context.summaries)
+    command = "" if given else code(f"fedalloy run recipe.toml --set run.seeds=[{seeds[0]}] -o again")
     on = context.summaries[0].environment
     facts = [[text(name.replace("_", " ")), text(on[name])] for name in VERSIONS if name in on]
     facts.append([text("seeds"), text(", ".join(map(str, seeds)))])
     versions = table("Versions", ["what", "value"], facts, sortable=False, kind="narrow")
     recipes = [details(f"Recipe: {name}", code(context.recipe_of(runs[0]))) for name, runs in groups.items()]
-    return section("reproduce", "How to reproduce", paragraph(say), code(command), *recipes, versions)
+    return section(
+        "reproduce", "How to reproduce", paragraph(_AGAIN_GIVEN if given else _AGAIN), command, *recipes, versions
+    )
 
 
 def switched(context: ReportContext, group: str, keys: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedalloy.experiment.records import toml
+from fedalloy.experiment.records.reading import GIVEN
 from fedalloy.results.runs import by_name
 from fedalloy.results.summaries import RunSummary
 
@@ -13,7 +14,7 @@ from fedalloy.results.summaries import RunSummary
 def title(summaries: Sequence[RunSummary]) -> str:
     """The headline."""
     names = list(by_name(summaries))
-    data = _kind(summaries[0].recipe.get("task", {}).get("dataset", ""))
+    data = _dataset(summaries[0].recipe.get("task", {}).get("dataset", ""))
     on = f" on {data}" if data else ""
     return f"{names[0]}{on}" if len(names) == 1 else f"{len(names)} algorithms{on}"
 
@@ -57,7 +58,8 @@ def _data(run_summary: RunSummary) -> str:
     task, dealt = run_summary.recipe.get("task", {}), run_summary.recipe.get("partition", {})
     sizes = run_summary.manifest.get("sizes") or []
     model = f" with the model {_rule(task['model'])}" if "model" in task else ""
-    said = f"Data: {_kind(task.get('dataset', 'unknown'))}{model}, spread over {run_summary.population} clients"
+    dataset = _dataset(task.get("dataset", "unknown")).removeprefix("data ")
+    said = f"Data: {dataset}{model}, spread over {run_summary.population} clients"
     said += f" by {_rule(dealt)}" if "kind" in dealt else ""
     return said + (f"; they hold {min(sizes):,} to {max(sizes):,} examples each." if sizes else ".")
 
@@ -95,6 +97,10 @@ def _rule(rule: object) -> str:
     left_out = {"kind", "clients", "newcomers", "min_samples"}
     inside = [f"{key.replace('_', ' ')} {_rule(value)}" for key, value in rule.items() if key not in left_out]
     return f"{_kind(rule)} ({', '.join(inside)})" if inside else _kind(rule)
+
+
+def _dataset(dataset: object) -> str:
+    return "data given in Python" if dataset == GIVEN else _kind(dataset)
 
 
 def _kind(rule: object) -> str:

@@ -132,6 +132,19 @@ class History:
             line += [math.nan] * (len(self.rounds) - 1 - len(line)) + [number(value)]
 
 
+def _engine(told: object) -> str:
+    """An engine as text; ``auto`` tells what it chose.
+
+    >>> _engine("loop"), _engine({"engine": "batched", "threads": 1, "measured_seconds": {"loop": 0.1}})
+    ('loop', 'batched (1 thread)')
+    """
+    if not isinstance(told, Mapping):
+        return str(told or "")
+    threads = told.get("threads")
+    counted = "1 thread" if threads == 1 else f"{threads} threads"
+    return f"{told.get('engine', '')} ({counted})" if threads else str(told.get("engine", ""))
+
+
 @dataclass
 class Clock:
     """Time per phase and peak memory, from ``timings.jsonl``."""
@@ -145,7 +158,7 @@ class Clock:
         """One row."""
         self.memory = max(self.memory, int(row.get("memory") or 0))
         self.device_memory = max(self.device_memory, int(row.get("device_memory") or 0))
-        self.engine = str(row.get("engine") or self.engine)
+        self.engine = _engine(row.get("engine")) or self.engine
         for name, value in row.items():
             if name not in _NO_PHASES and _is_number(value):
                 self.seconds[name] += value

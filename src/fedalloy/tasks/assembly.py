@@ -26,7 +26,7 @@ from fedalloy.tasks.kinds import LOSSES, METRICS, TaskKind, kind_of, outputs_for
 from fedalloy.tasks.losses.classes import IGNORED
 from fedalloy.tasks.losses.loss import Loss, PerExample, choose
 from fedalloy.tasks.losses.model_loss import ModelLoss
-from fedalloy.tasks.models.build import build, resolve, sizes_of
+from fedalloy.tasks.models.build import NamedModel, checked, resolve, sizes_of
 from fedalloy.tasks.noise import LabelNoise, as_noise
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.tasks.partitions.base import Partition
@@ -267,10 +267,10 @@ def as_factory(
     kind = spec.pop("kind", None)
     if not isinstance(kind, str):
         raise SpecError("model: needs a 'kind', the name of a model or 'package.module:function'")
-    settings = _checked(kind, spec)
+    settings = checked(kind, spec)
     if "bounds" in typing.get_type_hints(resolve(kind)):
         settings = {"bounds": bounds, **settings}
-    return partial(build, kind, input_shape, outputs, **settings)
+    return NamedModel(kind, input_shape, outputs, settings)
 
 
 def _inner(name: str, value: Any) -> Any:
@@ -310,12 +310,6 @@ def _filled(
             f"function that passes them, lambda: {called}(...). Filled in are {', '.join(known)}"
         )
     return lambda: factory(**wanted)
-
-
-def _checked(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a model, converted to the types its factory declares."""
-    hints = typing.get_type_hints(resolve(kind))
-    return {name: convert(value, hints.get(name, Any), f"model '{kind}'.{name}") for name, value in settings.items()}
 
 
 def _dealing(

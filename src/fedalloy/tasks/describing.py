@@ -30,7 +30,7 @@ _COLOURS = ("#004adc", "#b5480f", "#00a25d", "#e565b2", "#c88700", "#5088f7", "#
 """Those of the report's pictures, which are distinct for all readers."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Description:
     """What was found. ``seen`` of ``clients`` were looked at.
 
@@ -56,6 +56,11 @@ class Description:
     encoding: dict[str, tuple[str, ...]]
     notices: tuple[str, ...]
     filled: int = 0
+    class_names: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        examples = sum(map(sum, self.sizes.values()))
+        return f"<description of {self.clients} clients with {examples} examples; print it to read it>"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -97,8 +102,8 @@ class Description:
         named = f", from left to right {', '.join(self.names)}" if self.names and shown <= _NAMED else ""
         rest = f" (the first {shown} of {self.clients})" if shown < self.clients else ""
         marks = [
-            f'<span style="{tinted(colour, "color")}">&#9632;</span> {label}'
-            for label, colour in enumerate(_COLOURS[: self.classes])
+            f'<span style="{tinted(colour, "color")}">&#9632;</span> {escape(label)}'
+            for label, colour in zip(self.class_names or map(str, range(self.classes)), _COLOURS, strict=False)
         ]
         counted, few = any(map(sum, self.client_classes)), self.classes <= len(_COLOURS)
         classes = f", by class ({' '.join(marks)})" if counted and few else ", by class" if counted else ""
@@ -171,8 +176,16 @@ def describe(task: Describable, most: int = MOST_CLIENTS) -> Description:
         task.population, count, _names(task, ids), _form(first.x), _form(first.y),
         {part: tuple(sizes) for part, sizes in look.sizes.items()}, look.classes, tuple(table.sum(0).tolist()),
         tuple(map(tuple, table.tolist())), _skew(table), look.missing, shared, look.leaked,
-        dict(task.encoding or {}), tuple(task.notices), task.count_filled(ids),
+        dict(task.encoding or {}), tuple(task.notices), task.count_filled(ids), class_names(task),
     )  # fmt: skip
+
+
+def class_names(task: Describable) -> tuple[str, ...]:
+    """What the classes are called; empty if the data do not say it."""
+    columns = task.preparation(()).columns
+    features = columns.values.keys() if columns is not None else ()
+    left = [names for column, names in (task.encoding or {}).items() if column not in features]
+    return left[0] if len(left) == 1 and len(left[0]) == task.classes else ()
 
 
 @dataclass

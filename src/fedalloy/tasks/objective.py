@@ -132,6 +132,11 @@ class ModuleObjective(Objective):
         return self._model.filled({**params, **buffers})
 
     @property
+    def told_model(self) -> dict[str, Any] | None:
+        """How to build the model anew, as plain values, if it is a named one with all its parameters trained."""
+        return self._model.told
+
+    @property
     def takes_integers(self) -> bool:
         """Whether whole numbers reach the model as they are; false if it accepts them only as floats."""
         return not self._model.casts

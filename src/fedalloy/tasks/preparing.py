@@ -135,8 +135,14 @@ class Preparation:
             return x
         return self.of_clients([client]).changed(x, torch.tensor([inputs.length(x)]))
 
+    @property
+    def known(self) -> Sequence[int]:
+        """The clients whose values are known; none where no step needs a client."""
+        first = next(iter(self._tensors().values()), ())
+        return self.clients if self.clients is not None else range(len(first))
+
     def _place(self, client: int) -> int:
-        known = self.clients if self.clients is not None else range(len(next(iter(self._tensors().values()))))
+        known = self.known
         if client not in known:
             told = f"clients are 0 to {len(known) - 1}" if isinstance(known, range) else f"known are {_listed(known)}"
             raise SpecError(f"it is not known how rows of client {client} are prepared: {told}")

@@ -26,6 +26,7 @@ from fedalloy.tasks.calling import arguments, scores_in
 from fedalloy.tasks.checkpointing import PlainCheckpoints, tell
 from fedalloy.tasks.dropout import Dropout
 from fedalloy.tasks.keyed import KeyedDraws, is_silent, may_draw, seeded_by
+from fedalloy.tasks.models.build import NamedModel
 from fedalloy.tasks.probing import ProbeResult, close, probe, some_rows
 from fedalloy.tasks.skeletons import copied, hollow, is_lazy, leaves_in, materialised, own_buffers, skeleton
 from fedalloy.tasks.trainable import Patterns, Selection, select
@@ -114,6 +115,13 @@ class PureModule:
 
     def _sized(self, module: nn.Module) -> nn.Module:
         return materialised(module, self.example, self.input, self.dtype)
+
+    @property
+    def told(self) -> dict[str, Any] | None:
+        """How to build the model anew, as plain values; None for a model that only its own program has, or whose frozen
+        values nobody else has."""
+        named = isinstance(self.factory, NamedModel) and self.patterns is None
+        return {**told, "dtype": str(self.dtype)} if named and (told := self.factory.told()) else None
 
     def _new(self) -> nn.Module:
         made = checked(self.factory())

@@ -14,10 +14,10 @@ from pydantic import BaseModel, ValidationError
 
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.own_code import import_own
-from fedalloy.experiment.describing import GIVEN
 from fedalloy.experiment.recipe.changes import assign
 from fedalloy.experiment.recipe.tables import Recipe
 from fedalloy.experiment.recipe.walking import table_of
+from fedalloy.experiment.records.reading import GIVEN
 
 _PLAINER = re.compile(r"a valid dictionary( or instance of \w+)?")
 Problem = Mapping[str, Any]

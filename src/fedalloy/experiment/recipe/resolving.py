@@ -14,7 +14,6 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import RegistryError, SpecError, nearest
 from fedalloy.core.spec import from_spec
 from fedalloy.experiment.config import RunConfig
-from fedalloy.experiment.describing import GIVEN
 from fedalloy.experiment.driver import Ending, RoundEvent, run
 from fedalloy.experiment.interrupt import Caught, put_off
 from fedalloy.experiment.recipe.changes import merge
@@ -22,6 +21,7 @@ from fedalloy.experiment.recipe.learned import with_table
 from fedalloy.experiment.recipe.reading import parse
 from fedalloy.experiment.recipe.tables import EntryTable, Recipe, SamplingTable, SyntheticTable, TaskTable
 from fedalloy.experiment.recorder import Recorder
+from fedalloy.experiment.records.reading import GIVEN
 from fedalloy.experiment.sampling import BySize, Listed, Sampling, UniformSampling
 from fedalloy.methods.classifier import ClassifierTraining
 from fedalloy.tasks.datasets.base import defaults_of

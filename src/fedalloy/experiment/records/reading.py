@@ -68,6 +68,8 @@ from fedalloy.experiment.records.stream import decode
 
 _BLOCK = 1 << 16
 _KNOWN = {"status.json": STATUS, "manifest.json": MANIFEST}
+GIVEN = "python"
+"""``task.dataset`` of a run whose data and model were given in Python and are in no recipe."""
 
 
 @dataclass(frozen=True, repr=False)

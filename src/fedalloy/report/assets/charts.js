@@ -65,7 +65,9 @@
   };
   function xAxis(svg, scale, box, label, ticks) {
     const g = svg.append("g").attr("class", "axis").attr("transform", `translate(0,${box.bottom})`);
-    g.call(d3.axisBottom(scale).ticks(ticks || Math.max(2, (box.right - box.left) / 80)).tickFormat(short).tickSizeOuter(0));
+    const most = ticks || Math.max(2, (box.right - box.left) / 80), whole = scale.ticks(most).filter(Number.isInteger);
+    const axis = d3.axisBottom(scale).ticks(most).tickFormat(short).tickSizeOuter(0);
+    g.call(/^rounds?\b/.test(label) && whole.length ? axis.tickValues(whole) : axis);  // there is no round 1.5
     svg.append("text").attr("class", "label").attr("x", box.right).attr("y", box.bottom + 34).attr("text-anchor", "end").text(label);
   }
   function yAxis(svg, scale, box) {

@@ -128,10 +128,10 @@ def is_done(job: Job) -> bool:
 
 def _is_same_task(job: Job, found: dict[str, Any]) -> bool:
     """Whether two recipes differ only because one names the data and the other got the same ones from Python."""
-    from fedalloy.experiment.describing import GIVEN
     from fedalloy.experiment.identity import is_task_of
     from fedalloy.experiment.recipe.matching import FREE, mismatches
     from fedalloy.experiment.records.folder import RunFolder
+    from fedalloy.experiment.records.reading import GIVEN
 
     names = [recipe.get("task", {}).get("dataset") for recipe in (found, job.recipe)]
     if GIVEN not in names or mismatches(found, job.recipe, (*FREE, "task", "partition", "noise")):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import nn
 
 from fedalloy.core import registry
+from fedalloy.core.arguments import convert
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.inputs import Shape, is_one_shape
 from fedalloy.core.own_code import import_own, own_code
@@ -39,6 +42,42 @@ def build(name: str, input_shape: Shape, classes: int, /, **args: Any) -> nn.Mod
         raise SpecError(f"model '{name}' has no argument '{unknown[0]}': {nearest(unknown[0], taken)}")
     filled = {key: value for key, value in known.items() if key in taken}
     return _made(name, factory, {**filled, **args})
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A factory of a named model with its sizes and settings, which can be told and built again.
+
+    >>> NamedModel("logistic", (4,), 2)()[1]
+    Linear(in_features=4, out_features=2, bias=True)
+    """
+
+    kind: str
+    input_shape: Shape
+    outputs: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> nn.Module:
+        """The model."""
+        return build(self.kind, self.input_shape, self.outputs, **self.settings)
+
+    def told(self) -> dict[str, Any] | None:
+        """Plain values; None for a function of somebody's module, which only its own program has."""
+        return None if ":" in self.kind or not is_one_shape(self.input_shape) else asdict(self)
+
+    @staticmethod
+    def read(told: Mapping[str, Any]) -> NamedModel:
+        """What :meth:`told` said. Only registered names are looked up: nothing is imported."""
+        kind = told["kind"]
+        if not isinstance(kind, str) or kind not in registry.names("model"):
+            raise ValueError(f"no model is called {kind!r}")
+        return NamedModel(kind, tuple(told["input_shape"]), told["outputs"], checked(kind, told["settings"]))
+
+
+def checked(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a model, converted to the types its factory declares."""
+    hints = typing.get_type_hints(resolve(kind))
+    return {name: convert(value, hints.get(name, Any), f"model '{kind}'.{name}") for name, value in settings.items()}
 
 
 def sizes_of(input_shape: Shape) -> dict[str, Any]:
