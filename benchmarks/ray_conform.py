@@ -66,7 +66,9 @@ class Cluster:
     """Three raylets with one core each, and the engines that the checks share."""
 
     def __init__(self) -> None:
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's own processes listen on the loopback address
+        # Ray's own processes listen on the loopback address. It gives its workers a low priority (nice 15), with which
+        # they would take many times as long on a busy machine.
+        os.environ.update({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0"})
         self.ray = load_ray()
         from ray.cluster_utils import Cluster as Raylets
 
@@ -113,7 +115,7 @@ def methods_equal_the_loop(cluster: Cluster, folder: Path) -> list[str]:
     wrong = []
     for method in METHODS:
         stateful = fedalloy.fit(method, small_task(), rounds=1, engine="loop").trained.fed.algorithm.stateful
-        engine = cluster.engine(3, states=folder / "states" if stateful else None)
+        engine = cluster.engine(3, states=folder / f"{method}-states" if stateful else None)
         found, expected = played(method, engine), played(method, "loop")
         wrong += [f"{method}: {place}" for place in differences(visible(found), visible(expected), TOLERANCE)]
     return wrong
@@ -341,6 +343,8 @@ def a_killed_driver_resumes(cluster: Cluster, folder: Path, kills: int = KILLS) 
         before, others = newest(folder / "cut") if number else 0, _workers()
         child = begin("cut", *(["--resume"] if number else []))
         _wait(lambda before=before, child=child: newest(folder / "cut") > before or child.poll() is not None)
+        if child.poll() is None:
+            child.send_signal(signal.SIGSTOP)  # looking for its workers takes a moment, in which it could end by itself
         workers = _workers() - others
         child.send_signal(signal.SIGKILL)
         if child.wait() != -signal.SIGKILL:

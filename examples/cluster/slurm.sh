@@ -16,7 +16,7 @@ set -euo pipefail
 
 recipe=${1:?usage: sbatch slurm.sh RECIPE [OPTIONS of fedalloy run]}
 shift
-export RAY_USAGE_STATS_ENABLED=0
+export RAY_USAGE_STATS_ENABLED=0 RAY_worker_niceness=0
 cpus=${SLURM_CPUS_PER_TASK:-1}
 gpus=${SLURM_GPUS_ON_NODE:-0}
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")

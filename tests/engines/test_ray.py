@@ -8,6 +8,7 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -250,6 +251,20 @@ def test_a_folder_belongs_to_one_run(tmp_path):
     OwnedStates(StateFiles(tmp_path / "a")).claim("runs/one")
     with pytest.raises(SpecError, match=r"holds the states of another run \(runs/one\)"):
         OwnedStates(StateFiles(tmp_path / "a")).claim("runs/two")
+    (tmp_path / "a" / "run.json").write_text("")  # as another run leaves it that is killed while it begins
+    with pytest.raises(SpecError, match=r"run.json cannot be read: remove it if no run uses the folder"):
+        OwnedStates(StateFiles(tmp_path / "a")).claim("runs/one")
+
+
+def test_two_runs_of_one_process_do_not_share_a_folder(tmp_path, ray):
+    """Also without run folders: the second would overwrite what the first one's result reads."""
+    task, options = small_task(), {"workers": 1, "states": str(tmp_path / "states")}
+    first = fedalloy.fit("scaffold", task, rounds=2, engine="ray", engine_options=options)
+    before = {str(client): state for client, state in first.trained.states(torch.arange(2)).items()}
+    with pytest.raises(SpecError, match="holds the states of another run"):
+        fedalloy.fit("scaffold", task, rounds=2, seed=1, engine="ray", engine_options=options)
+    after = {str(client): state for client, state in first.trained.states(torch.arange(2)).items()}
+    assert list(differences(before, after)) == []
 
 
 @settings(max_examples=20)
@@ -373,6 +388,19 @@ def test_a_stored_run_reads_its_states_where_they_are(tmp_path, ray, monkeypatch
     found = reopen(tmp_path / "run").states(ids)
     assert list(differences({str(c): s for c, s in found.items()}, {str(c): s for c, s in before.items()})) == []
     assert ray.started == started
+
+
+@pytest.mark.parametrize("given", [None, "5"])
+def test_workers_of_a_ray_of_its_own_have_the_priority_of_this_process(monkeypatch, given):
+    """Ray's default, nice 15, gives them next to nothing of a machine that others use."""
+    name = "RAY_worker_niceness"
+    monkeypatch.setenv(name, given or "")
+    if given is None:
+        monkeypatch.delenv(name)
+    fake = SimpleNamespace(is_initialized=lambda: False, init=lambda **_: None)
+    monkeypatch.setattr(ray_session, "load_ray", lambda: fake)
+    ray_session.connect("local", 1, None)
+    assert os.environ[name] == (given or "0")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "no-port", "auto"])

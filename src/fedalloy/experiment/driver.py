@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -190,7 +191,9 @@ def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) ->
         one = fed.algorithm.init_client(state["shared"], fed.root, fed.task.objective.init)
     place = folder.clients if folder else None
     if fed.engine.clients_keep_states:
-        fed.engine.claim_states(str(folder.path.resolve()) if folder else f"a run in memory of process {os.getpid()}")
+        # A name of its own: two runs of one process must not share a folder either.
+        memory = f"a run in memory, {uuid.uuid4().hex[:12]}, of process {os.getpid()}"
+        fed.engine.claim_states(str(folder.path.resolve()) if folder else memory)
     return open_store(one, fed.task.population, config.client_memory_mb, place, config.device)
 
 

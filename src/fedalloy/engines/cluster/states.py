@@ -13,6 +13,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,17 +99,16 @@ class OwnedStates:
         """Refuse a folder with the states of another run."""
         folder, owner = self.files.folder, self.files.folder / _OWNER
         folder.mkdir(parents=True, exist_ok=True)
-        if owner.exists():
-            found = json.loads(owner.read_text()).get("run")
-            if found != run:
-                raise SpecError(
-                    f"engine 'ray': the folder states = '{folder}' holds the states of another run ({found}): give "
-                    f"every run its own; if that run was moved, write its new place into {owner.name}"
-                )
-        elif any(folder.iterdir()):
+        if not owner.exists() and any(folder.iterdir()):
             raise SpecError(f"engine 'ray': the folder states = '{folder}' holds other files: choose an empty one")
-        else:
-            owner.write_text(json.dumps({"run": run, "id": uuid.uuid4().hex}))
+        with suppress(FileExistsError), owner.open("x") as file:  # of two runs that begin together, one makes it
+            json.dump({"run": run, "id": uuid.uuid4().hex}, file)
+        found = _run_of(owner)
+        if found != run:
+            raise SpecError(
+                f"engine 'ray': the folder states = '{folder}' holds the states of another run ({found}): give "
+                f"every run its own; if that run was moved, write its new place into {owner.name}"
+            )
         self._there, self._named, self.claimed = set(self.files.present()), [], True
 
     def wrote(self, markers: Mapping[int, State]) -> None:
@@ -128,6 +128,13 @@ class OwnedStates:
     def read(self, markers: Mapping[int, State]) -> dict[int, State]:
         """The states that markers stand for."""
         return {client: self.files.read(client, int(one["round"])) for client, one in markers.items()}
+
+
+def _run_of(owner: Path) -> str:
+    try:
+        return str(json.loads(owner.read_text())["run"])
+    except (ValueError, TypeError, KeyError):  # another run is writing it, or was killed then
+        return f"{owner.name} cannot be read: remove it if no run uses the folder"
 
 
 def _without_tensors(value: Any, leaves: Tree) -> Any:
