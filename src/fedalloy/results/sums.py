@@ -134,7 +134,13 @@ class History:
 
 @dataclass
 class Clock:
-    """Time per phase and peak memory, from ``timings.jsonl``."""
+    """Time per phase and peak memory, from ``timings.jsonl``.
+
+    >>> clock = Clock()
+    >>> clock.add({"round": 1, "engine": {"engine": "batched", "threads": 1, "measured_seconds": {"batched x1": 0.02}}})
+    >>> clock.engine
+    'batched'
+    """
 
     seconds: Counter[str] = field(default_factory=Counter)
     memory: int = 0
@@ -145,7 +151,8 @@ class Clock:
         """One row."""
         self.memory = max(self.memory, int(row.get("memory") or 0))
         self.device_memory = max(self.device_memory, int(row.get("device_memory") or 0))
-        self.engine = str(row.get("engine") or self.engine)
+        chosen = row.get("engine")  # a chosen engine is stored with the times that it was chosen by
+        self.engine = str((chosen.get("engine") if isinstance(chosen, Mapping) else chosen) or self.engine)
         for name, value in row.items():
             if name not in _NO_PHASES and _is_number(value):
                 self.seconds[name] += value
