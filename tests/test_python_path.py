@@ -157,6 +157,19 @@ def test_a_grid_is_tuned_on_seeds_of_its_own(tmp_path):
     assert read_run(tmp_path / "FedAvg" / "seed-0").recipe["solver"]["lr"] == 0.2
 
 
+def test_a_search_comes_first_where_trials_are_given(tmp_path):
+    pytest.importorskip("optuna")
+    task = fedalloy.task("digits", "logistic", clients=3, valid_fraction=0.2, seed=4)
+    asked = {"seeds": [0], "tuning_seeds": [9], "rounds": 2, "tune": 2}
+    done = fedalloy.compare(task, ["fedavg"], tmp_path, **asked)
+    (found,) = done.tuned
+    assert len(found.tried) == 2
+    reported = read_run(tmp_path / "fedavg" / "seed-0").recipe
+    assert {f"algorithm.{name}": reported["algorithm"][name] for name in ("lr", "server_lr")} == found.best
+    with pytest.raises(SpecError, match=r"tune\.trials"):
+        fedalloy.compare(task, ["fedavg"], tmp_path, **{**asked, "tune": 0})
+
+
 @pytest.mark.parametrize(
     ("arguments", "settings", "said"),
     [

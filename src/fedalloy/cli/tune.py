@@ -77,4 +77,6 @@ def _present_thirds(found: Tuning, one: Tuned) -> None:
         cells = [f"{number(score) or '-'} ({count})" for score, count in thirds.values()]
         rows.append([path, *cells, number(one.importance.get(path), 2) or "too few trials"])
     title = "best score (and trials) in the low, middle and high third of each range; what it explains of the scores"
+    if any(tried.early is not None for tried in one.tried):
+        title += " (all at the first comparison, after which trials were stopped)"
     print_table(["setting", "low", "middle", "high", "importance"], rows, title, (1, 2, 3, 4))

@@ -77,7 +77,7 @@ def _sensitivity(context: ReportContext) -> str:
         return ""
     said = "The best score (and the number of trials) in the low, the middle and the high third of each range; and the "
     said += "share of the variation of scores that a setting explains by itself, from 0, nothing, to 1, everything, "
-    said += "where there are six scores."
+    said += "where there are six scores. Scores are those at the first comparison where trials were stopped early."
     head = ["algorithm", "setting", *_THIRDS, "importance"]
     return paragraph(said, "soft") + table("Sensitivity", head, body, kind="low")
 

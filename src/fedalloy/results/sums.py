@@ -147,7 +147,13 @@ def _engine(told: object) -> str:
 
 @dataclass
 class Clock:
-    """Time per phase and peak memory, from ``timings.jsonl``."""
+    """Time per phase and peak memory, from ``timings.jsonl``.
+
+    >>> clock = Clock()
+    >>> clock.add({"round": 1, "engine": {"engine": "batched", "threads": 1, "measured_seconds": {"batched x1": 0.02}}})
+    >>> clock.engine
+    'batched (1 thread)'
+    """
 
     seconds: Counter[str] = field(default_factory=Counter)
     memory: int = 0

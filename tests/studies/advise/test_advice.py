@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 import fedalloy
 from benchmarks.advise import ask
 from fedalloy.cli.app import app
-from fedalloy.core.errors import CheckpointError, SpecError
+from fedalloy.core.errors import CheckpointError, RunLocked, SpecError
 from fedalloy.experiment.recipe.reading import load
+from fedalloy.experiment.records.lock import locked
 from fedalloy.experiment.records.reading import find_runs, read_run
 from fedalloy.results.outcome import RunOutcome, read_outcome
 from fedalloy.results.statistics import Spread
@@ -85,6 +86,8 @@ def test_nothing_is_chosen_on_what_is_reported(tmp_path: Path) -> None:
     assert (again.first, again.lines) == (found.first, found.lines)
     with pytest.raises(CheckpointError, match="its recipe and its aim differ"):
         fedalloy.advise(RECIPE, tmp_path, minutes=SHORT, methods=["ditto"], aim="worst")
+    with locked(tmp_path / "session.lock"), pytest.raises(RunLocked, match="another process goes on"):
+        fedalloy.advise(RECIPE, tmp_path, minutes=SHORT, methods=["ditto"])
     shown = CliRunner().invoke(app, ["show", str(tmp_path)])
     assert shown.exit_code == 0
     assert shown.stdout.splitlines()[0][:40] == found.first[:40]

@@ -31,7 +31,7 @@ from fedalloy.studies.compare.comparing import job_of, with_entries
 from fedalloy.studies.compare.jobs import Job, JobNews, work
 from fedalloy.studies.compare.planning import plan
 from fedalloy.studies.compare.tuned import Tried
-from fedalloy.studies.tune.importance import importance
+from fedalloy.studies.tune.importance import importance, thirds
 from fedalloy.studies.tune.searching import rungs
 from fedalloy.studies.tune.spaces import present, space_of, with_own_ranges
 from fedalloy.studies.tune.tuning import search_all, searches
@@ -262,9 +262,9 @@ def test_the_report_shows_tries_budget_and_sensitivity(tmp_path: Path) -> None:
     shown = (tmp_path / "page.html").read_text()
     assert "fedavg: 2 trials (tpe; 8 rounds)." in shown
     assert "mean of the worst-served 10 %" in shown
-    for path, thirds in found.thirds.items():
+    for path, parts in found.thirds.items():
         assert f'<td class="text">{path}</td>' in shown
-        assert all(f"{score:.3f} ({count})" in shown for score, count in thirds.values() if score is not None)
+        assert all(f"{score:.3f} ({count})" in shown for score, count in parts.values() if score is not None)
     assert all(f">{one.score:.3f}<" in shown for one in found.tried if one.score is not None)
     assert shown.count(">4</td>") == 2, "the rounds of every trial"
 
@@ -283,6 +283,10 @@ def test_importance_names_what_matters() -> None:
     assert importance(tried[:5], space) == {}
     early = [Tried(one.settings, None, early=one.settings["b"]) for one in tried]
     assert importance(early, space)["b"] == pytest.approx(1.0), "trials are compared where all of them were"
+    where = space["b"]
+    assert isinstance(where, Range)
+    assert thirds(early, "b", where, higher=True)["high"] == (1.0, 4)
+    assert thirds(early, "b", where, higher=False)["low"] == (0.0, 4)
 
 
 def test_a_plan_names_the_search_and_writes_nothing(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from fedalloy.studies.advise.answer import Effect, chosen, counted, effects, fir
 from fedalloy.studies.advise.facts import REFERENCE, known_facts
 from fedalloy.studies.advise.measuring import Measures, measure
 from fedalloy.studies.advise.pilot import Pilot, Record, read_record, reported
-from fedalloy.studies.advise.shortlist import Aim, MethodChoice, refusal_of, shortlist
+from fedalloy.studies.advise.shortlist import Aim, MethodChoice, check_named, refusal_of, shortlist
 from fedalloy.studies.compare.calling import Call, RecipeLike, TaskLike, as_call
 from fedalloy.studies.compare.comparing import (
     Comparison,
@@ -39,6 +39,7 @@ from fedalloy.studies.compare.comparing import (
 from fedalloy.studies.compare.jobs import Watcher, leave_if_starting
 from fedalloy.studies.tune.searching import tuning_seeds
 from fedalloy.studies.tune.spaces import changed, has_argument
+from fedalloy.studies.tune.storage import searching_alone
 from fedalloy.studies.tune.tuning import check_parts
 from fedalloy.tasks.metrics.direction import higher_is_better
 
@@ -131,13 +132,15 @@ def advise(
     leave_if_starting()
     call = as_call(task, None, folder or _folder(task), settings)
     _check(call, minutes, aim, most, without)
+    check_named(methods, one_model)
     recipe = _prepared(call.recipe, aim)
     question = {"aim": aim, "one_model": one_model, "methods": list(methods), "most": most, "without": sorted(without)}
-    record = read_record(call.folder, {"recipe": _plain(recipe), "minutes": minutes, **question})
-    call, workers = Call(recipe, call.task, call.folder), 1 if call.task else processes or default_processes(recipe)
-    found, candidates = _looked_at(call, record, aim, one_model, methods, most, without)
-    pilot = Pilot(call, recipe, candidates, 60 * minutes, workers, watcher or (lambda news: None), record)
-    return _answer(call, _piloted(pilot), aim, found, candidates, pilot)
+    with searching_alone([call.folder]):
+        record = read_record(call.folder, {"recipe": _plain(recipe), "minutes": minutes, **question})
+        call, workers = Call(recipe, call.task, call.folder), 1 if call.task else processes or default_processes(recipe)
+        found, candidates = _looked_at(call, record, aim, one_model, methods, most, without)
+        pilot = Pilot(call, recipe, candidates, 60 * minutes, workers, watcher or (lambda news: None), record)
+        return _answer(call, _piloted(pilot), aim, found, candidates, pilot)
 
 
 def _piloted(pilot: Pilot) -> Comparison:

@@ -87,7 +87,7 @@ def shortlist(
     ``refusal`` says why a method cannot run with the recipe. With ``named`` methods these are tried, and no others but
     those that always are.
     """
-    _check_named(named, one_model)
+    check_named(named, one_model)
     known = {name: _candidate(one, found, facts, aim, one_model, refusal) for name, one in method_notes().items()}
     for name in set(named):
         known[name] = _asked(known[name], refusal(name))
@@ -101,7 +101,8 @@ def shortlist(
     return [*chosen, *(one if one.refused else _refused(one, said) for one in left)]
 
 
-def _check_named(named: Sequence[str], one_model: bool) -> None:
+def check_named(named: Sequence[str], one_model: bool) -> None:
+    """Refuse methods that do not exist, or that the question rules out."""
     for name in named:
         if name not in registry.names("algorithm"):
             raise SpecError(f"methods: unknown '{name}': {nearest(name, registry.names('algorithm'))}")

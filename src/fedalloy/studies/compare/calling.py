@@ -57,6 +57,9 @@ def as_call(
         seeds = [*(settings.get("seeds") or [0]), *(settings.get("tuning_seeds") or ())]
         tables, own = _from_tasks(task, seeds)  # type: ignore[arg-type]
     tables = merge(tables, _unless_left_out(tables, dict(_placed(settings))))
+    if settings.get("tune") is not None:
+        search = {name: one for name, one in tables.get("tune", {}).items() if name not in ("rounds", "seconds")}
+        tables["tune"] = {**search, "trials": settings["tune"]}
     if algorithms is not None:
         tables["compare"] = [_entry(name, one, tables) for name, one in _named(algorithms).items()]
     grid: Grid = settings.get("grid") or {}
@@ -148,7 +151,7 @@ def _placed(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
     places = {**PATHS, "seeds": "run.seeds", "tuning_seeds": "run.tuning_seeds", "cohort": "sampling.cohort"}
     found: list[tuple[str, Any]] = []
     for name, value in settings.items():
-        if name == "grid" or value is None:
+        if name in ("grid", "tune") or value is None:
             continue
         if name == "engine":
             found.append(("engine.kind", value))
@@ -159,7 +162,7 @@ def _placed(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
         elif name in places:
             found.append((places[name], list(value) if isinstance(value, tuple | range) else value))
         else:
-            allowed = {*places, "grid", "engine", "engine_options", "sampling", "devices"}
+            allowed = {*places, "grid", "tune", "engine", "engine_options", "sampling", "devices"}
             raise SpecError(f"compare: unknown setting '{name}'; {nearest(name, allowed)}")
     if any(value is None for _, value in found):
         raise SpecError("compare: sampling must be UniformSampling, BySize or Listed, which a recipe can hold")

@@ -106,6 +106,7 @@ def compare(
     seeds: Sequence[int] | None = None,
     rounds: int | None = None,
     grid: Grid | None = None,
+    tune: int | None = None,
     tuning_seeds: Sequence[int] | None = None,
     processes: int | None = None,
     watcher: Watcher | None = None,
@@ -123,7 +124,8 @@ def compare(
 
     With a ``grid`` (``{"solver.lr": [0.05, 0.1]}``, or by the name of an algorithm), each algorithm first tries every
     setting on the ``tuning_seeds`` (in ``folder/tuning``) and continues with the one whose target metric is best at the
-    end, on average over these seeds. ``track`` names trackers for the reported runs (:mod:`fedalloy.results.track`).
+    end, on average over these seeds. ``tune=20`` searches with 20 trials each instead (:func:`fedalloy.tune`).
+    ``track`` names trackers for the reported runs (:mod:`fedalloy.results.track`).
     When all runs have ended and there are enough seeds for verdicts, this is recorded as a look at the comparison
     (:mod:`fedalloy.results.looks`).
 
@@ -135,7 +137,7 @@ def compare(
     _check_processes(processes)
     if isinstance(algorithms, str | Path):
         algorithms, folder = _only_folder(task, algorithms, folder)
-    asked = {"seeds": seeds, "rounds": rounds, "tuning_seeds": tuning_seeds, "grid": grid, **settings}
+    asked = {"seeds": seeds, "rounds": rounds, "tuning_seeds": tuning_seeds, "grid": grid, "tune": tune, **settings}
     call = as_call(task, algorithms, folder, asked)
     if watcher is None and (in_notebook() if progress is None else progress):
         watcher = JobsBar(None if call.recipe.tune else count(call.recipe))

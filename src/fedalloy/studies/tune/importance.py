@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from fedalloy.core.search import Choice, Range
-from fedalloy.studies.compare.tuned import Tried
+from fedalloy.studies.compare.tuned import Settings, Tried
 
 FEWEST = 6
 """With fewer scores a parabola fits nearly everything."""
@@ -26,9 +26,7 @@ def importance(tried: Sequence[Tried], space: Mapping[str, Range | Choice]) -> d
     >>> importance(rows, {"a": Range(0, 4), "b": Range(0, 2)})
     {'a': 1.0, 'b': 0.0}
     """
-    early = any(one.early is not None for one in tried)
-    scores = [(one.settings, one.early if early else one.score) for one in tried]
-    known = [(settings, score) for settings, score in scores if score is not None and math.isfinite(score)]
+    known = _known(tried)
     if len(known) < FEWEST:
         return {}
     values = [score for _, score in known]
@@ -36,17 +34,25 @@ def importance(tried: Sequence[Tried], space: Mapping[str, Range | Choice]) -> d
 
 
 def thirds(tried: Sequence[Tried], path: str, where: Range, higher: bool) -> Thirds:
-    """The best score in every third of a range (on its scale), and the number of trials there.
+    """The best score in every third of a range (on its scale), and the number of trials there; the scores are those
+    of :func:`importance`.
 
     >>> thirds([Tried({"a": 1.0}, 0.5), Tried({"a": 9.0}, None)], "a", Range(0.0, 9.0), higher=True)
     {'low': (0.5, 1), 'middle': (None, 0), 'high': (None, 1)}
     """
     told: Thirds = {}
     for place, name in enumerate(_THIRDS):
-        there = [one for one in tried if _third(one.settings[path], where) == place]
-        scores = [one.score for one in there if one.score is not None]
-        told[name] = ((max if higher else min)(scores) if scores else None, len(there))
+        trials = sum(_third(one.settings[path], where) == place for one in tried)
+        scores = [score for settings, score in _known(tried) if _third(settings[path], where) == place]
+        told[name] = ((max if higher else min)(scores) if scores else None, trials)
     return told
+
+
+def _known(tried: Sequence[Tried]) -> list[tuple[Settings, float]]:
+    """The settings with their finite scores, all after the same number of rounds."""
+    early = any(one.early is not None for one in tried)
+    scores = [(one.settings, one.early if early else one.score) for one in tried]
+    return [(settings, score) for settings, score in scores if score is not None and math.isfinite(score)]
 
 
 def _third(value: float, where: Range) -> int:

@@ -58,6 +58,7 @@ def searching_alone(folders: Sequence[Path]) -> Iterator[None]:
     """Refuse a second session in the folders of searches: both would go on with the same trials."""
     with ExitStack() as stack:
         for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
             try:
                 stack.enter_context(locked(folder / "session.lock"))
             except RunLocked:
