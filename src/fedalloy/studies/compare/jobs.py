@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from fedalloy.core.errors import CheckpointError, DataError, FedalloyError, SpecError, is_passing
 from fedalloy.experiment.records.reading import read_status
 from fedalloy.results.outcome import watched, watched_by
+from fedalloy.studies.compare.held import HeldTasks
 from fedalloy.studies.compare.notes import Note, each_once, pass_on
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def _is_longer(job: Job, there: int) -> bool:
     return bool(here > there)
 
 
-def work(job: Job, tell: Callable[[JobNews], None]) -> JobNews:
+def work(job: Job, tell: Callable[[JobNews], None], held: HeldTasks | None = None) -> JobNews:
     """Do one run, in this process."""
     from fedalloy.experiment.driver import RoundEvent
     from fedalloy.experiment.interrupt import Caught, interruption
@@ -191,7 +192,8 @@ def work(job: Job, tell: Callable[[JobNews], None]) -> JobNews:
 
     try:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
-        ending, _ = job.experiment.run(job.folder, resume=True, watcher=watch, track=job.track, caught=caught)
+        experiment = job.experiment if job.task or held is None else held.within(job.experiment)
+        ending, _ = experiment.run(job.folder, resume=True, watcher=watch, track=job.track, caught=caught)
     except Exception as error:
         if caught:  # broke while being asked to stop: the signal is meant for all runs
             raise interruption(caught) from error
@@ -232,8 +234,9 @@ def work_through(feed: Callable[[], Job | None], processes: int, tell: Watcher) 
         if processes > 1:
             _share_out(feed, processes, tell)
             return
+        held = HeldTasks()
         while (job := feed()) is not None:
-            tell(work(job, tell))
+            tell(work(job, tell, held))
 
 
 def _share_out(feed: Callable[[], Job | None], processes: int, tell: Watcher) -> None:
@@ -272,15 +275,16 @@ def serve(connection: Connection) -> None:
             connection.send(message)
 
     pass_on(tell)
+    held = HeldTasks()
     with contextlib.suppress(EOFError, OSError):
         while (job := connection.recv()) is not None:
-            tell(_safely(job, tell))
+            tell(_safely(job, tell, held))
 
 
-def _safely(job: Job, tell: Watcher) -> JobNews | BaseException:
+def _safely(job: Job, tell: Watcher, held: HeldTasks) -> JobNews | BaseException:
     """Do a job; a signal is returned as a value."""
     try:
-        return work(job, tell)
+        return work(job, tell, held)
     except KeyboardInterrupt as error:
         return error
 
