@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers import machine, page
-from benchmarks.peers.environments import PEERS
+from benchmarks.peers.environments import PEERS, ROOT
 from benchmarks.peers.measuring import Found, ratios
 from benchmarks.peers.taking_turns import Turn
 
@@ -35,10 +35,8 @@ def test_the_pages_match_the_stored_measurements():
 
 
 def test_the_page_has_the_minimums_of_the_benchmark():
-    minimums = json.loads((page.ROOT / "benchmarks" / "minimums.json").read_text())
-    shown = re.findall(
-        r"^\| (W\d) \| .* \| ([\d.]+) x \| ([\d.]+) x \|$", (page.ROOT / "docs/engines.md").read_text(), re.M
-    )
+    minimums = json.loads((ROOT / "benchmarks" / "minimums.json").read_text())
+    shown = re.findall(r"^\| (W\d) \| .* \| ([\d.]+) x \| ([\d.]+) x \|$", (ROOT / "docs/engines.md").read_text(), re.M)
     assert {name: (float(least), float(aim)) for name, least, aim in shown} == {
         name: (least, minimums["aims"][name]) for name, least in minimums["ratios"].items()
     }

@@ -160,7 +160,7 @@ def test_a_grid_is_tuned_on_seeds_of_its_own(tmp_path):
 def test_a_search_comes_first_where_trials_are_given(tmp_path):
     pytest.importorskip("optuna")
     task = fedalloy.task("digits", "logistic", clients=3, valid_fraction=0.2, seed=4)
-    asked = {"seeds": [0], "tuning_seeds": [9], "rounds": 2, "tune": 2}
+    asked: dict[str, Any] = {"seeds": [0], "tuning_seeds": [9], "rounds": 2, "tune": 2}
     done = fedalloy.compare(task, ["fedavg"], tmp_path, **asked)
     (found,) = done.tuned
     assert len(found.tried) == 2

@@ -320,8 +320,9 @@ def test_what_the_model_refuses_is_refused_with_kernels_too(kind):
     for engine in (Loop(), Batched()):
         refused(kind, engine, algorithms.fedavg(batch_size=2))
     pair = algorithms.superfed_mm(start=0, batch_size=2)
-    for engine in (Loop(), Batched(), Called(partial(run_clients, kernel=KernelFor.of(pair, *model_of(kind, pair))))):
-        refused(kind, engine, pair)
+    kernel = KernelFor.of(pair, *model_of(kind, pair))
+    for other in (Loop(), Batched(), Called(partial(run_clients, kernel=kernel))):
+        refused(kind, other, pair)
 
 
 def model_of(kind: str, algorithm: Algorithm) -> tuple[Any, Any]:

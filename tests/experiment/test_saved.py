@@ -142,7 +142,7 @@ def test_a_model_by_name_is_built_anew(model, tmp_path):
     assert torch.equal(kept.predict(kept.module(), x), result.predict(x))
     assert torch.equal(torch.random.get_rng_state(), before)
     with pytest.raises(SpecError, match=r"predict\(saved\.module\(\), x\)"):
-        kept.predict(x, None)  # type: ignore[arg-type]
+        kept.predict(x, None)
 
 
 def test_a_model_that_only_its_program_has_is_not_built(result, tmp_path):

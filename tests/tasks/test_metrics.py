@@ -2,6 +2,7 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -239,11 +240,10 @@ def test_calibration_by_batches_is_the_mean_over_tens_in_turn(name, whole):
 @pytest.mark.parametrize("higher", [True, False, None])
 def test_a_summary_says_what_its_parts_say_and_sorts_once_per_tail(higher, monkeypatch):
     values, sizes = torch.tensor([0.5, torch.nan, 0.25, 1.0, 0.75]), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
-    sorts = []
-    sort = torch.Tensor.argsort
-    monkeypatch.setattr(torch.Tensor, "argsort", lambda *given, **named: sorts.append(1) or sort(*given, **named))
+    sort = Mock(side_effect=torch.Tensor.argsort)
+    monkeypatch.setattr(torch.Tensor, "argsort", lambda *given, **named: sort(*given, **named))
     told = summary.summarise(values, sizes, 0.5, higher)
-    assert len(sorts) == 2
+    assert sort.call_count == 2
     expected = {
         "worst": summary.worst(values, 0.5, sizes), "best": summary.best(values, 0.5, sizes),
         "parity_gap": summary.parity_gap(values, 0.5, sizes), **summary.served(values, higher, 0.5, sizes),

@@ -254,7 +254,7 @@ def test_another_void_class_is_ignored_and_not_counted_as_a_class():
 )  # fmt: skip
 def test_what_the_data_ignore_holds_for_a_loss_that_does_not_say_it_itself(loss, ignored):
     data = Dataset(torch.zeros(8, 1, 4, 4), torch.randint(3, (8, 4, 4)), 3, ignore_index=0)
-    rule = make_task(data, lambda: nn.Conv2d(1, 3, 1), loss=loss, clients=2).objective.loss_rule
+    rule: Any = make_task(data, lambda: nn.Conv2d(1, 3, 1), loss=loss, clients=2).objective.loss_rule
     assert rule.ignored == ignored
 
 

@@ -319,8 +319,8 @@ def _check_order(algorithm: object, task: object) -> None:
 def _check_whose(settings: Mapping[str, Any], chosen: Algorithm) -> None:
     """Refuse settings of the method, such as its step size, in words of their own."""
     ours = {field.name for field in fields(RunConfig)}
-    parts = [part for part in (chosen.solver, chosen.weighting, chosen.server) if is_dataclass(part)]
-    theirs = {field.name for part in parts for field in fields(part)}
+    parts: tuple[Any, ...] = (chosen.solver, chosen.weighting, chosen.server)
+    theirs = {field.name for part in parts if is_dataclass(part) for field in fields(part)}
     for name in settings:
         if name not in ours and name in theirs:
             raise SpecError(

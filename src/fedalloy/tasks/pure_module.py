@@ -120,8 +120,10 @@ class PureModule:
     def told(self) -> dict[str, Any] | None:
         """How to build the model anew, as plain values; None for a model that only its own program has, or whose frozen
         values nobody else has."""
-        named = isinstance(self.factory, NamedModel) and self.patterns is None
-        return {**told, "dtype": str(self.dtype)} if named and (told := self.factory.told()) else None
+        if not isinstance(self.factory, NamedModel) or self.patterns is not None:
+            return None
+        told = self.factory.told()
+        return None if told is None else {**told, "dtype": str(self.dtype)}
 
     def _new(self) -> nn.Module:
         made = checked(self.factory())

@@ -49,7 +49,7 @@ def is_lazy(module: nn.Module) -> bool:
 def copied(module: nn.Module) -> nn.Module:
     """A deep copy, which torch refuses to make of buffers without sizes (``nn.LazyBatchNorm1d``)."""
     fresh = {
-        id(leaf): UninitializedBuffer(False, leaf.device, leaf.dtype)
+        id(leaf): UninitializedBuffer(False, leaf.device, leaf.dtype)  # type: ignore[arg-type]  # torch's stub has another order
         for leaf in module.buffers()
         if isinstance(leaf, UninitializedBuffer)
     }

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fedalloy.results.export.columns import (
     RowBlock,
     SameColumn,
     StoredColumn,
+    TableColumn,
     ValueColumn,
     WrittenColumn,
     blocks_of,
@@ -170,7 +172,7 @@ def test_lines_that_arrow_joins_are_those_that_python_joins(data):
     """Columns of every form in any order, also none of one value before the first that changes."""
     count = data.draw(st.integers(1, 5))
     values, texts = (st.lists(one, min_size=count, max_size=count) for one in (NUMBERS, st.none() | st.text()))
-    made = {
+    made: dict[str, Callable[[], TableColumn]] = {
         "same": lambda: SameColumn(data.draw(st.sampled_from([None, "x,y", 3])), count),
         "any": lambda: ValueColumn(data.draw(texts)),
         "stored": lambda: StoredColumn(pa.array(data.draw(values), pa.float64())),

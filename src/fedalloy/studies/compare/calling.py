@@ -13,10 +13,11 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.protocols import Task
 from fedalloy.core.task import check_task
-from fedalloy.experiment.describing import GIVEN, PATHS, devices_table, parts_of, sampling_table
+from fedalloy.experiment.describing import PATHS, devices_table, parts_of, sampling_table
 from fedalloy.experiment.recipe.changes import merge
 from fedalloy.experiment.recipe.reading import load, parse
 from fedalloy.experiment.recipe.tables import Recipe
+from fedalloy.experiment.records.reading import GIVEN
 from fedalloy.tasks.federation import FederatedTask
 from fedalloy.tasks.source import TaskSource
 

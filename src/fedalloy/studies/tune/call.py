@@ -56,7 +56,8 @@ class Tuning:
     def sensitivity(self, name: str) -> dict[str, dict[str, tuple[float | None, int]]]:
         """By setting: the best score in the low, the middle and the high third of its range (on its scale), and how
         many trials finished or were stopped there."""
-        return dict(next(one for one in self.tuned if one.name == name).thirds)
+        found = next(one for one in self.tuned if one.name == name).thirds
+        return {path: dict(thirds) for path, thirds in found.items()}
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for machines."""

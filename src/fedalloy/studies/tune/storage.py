@@ -74,7 +74,8 @@ def stops_again(study: optuna.Study, trial: optuna.Trial) -> bool:
     found = study.get_trials()
     mine = found[trial.number]
     last = max((name for name in mine.system_attrs if name.startswith(_COMPARED)), default=None)
-    if last is None or mine.system_attrs[last] != mine.intermediate_values[mine.last_step]:
+    compared_at = mine.last_step
+    if last is None or compared_at is None or mine.system_attrs[last] != mine.intermediate_values[compared_at]:
         return trial.should_prune()
     mine.system_attrs = {name: value for name, value in mine.system_attrs.items() if name != last}
     library = optuna_library()

@@ -118,8 +118,8 @@ class OwnLoss(Loss):
             )
         if losses.dim() == 1:
             return losses
-        if self.counts(y) is not None and losses.shape == y.shape:
-            return mean_of_counted(losses, y != self.ignored)
+        if self.ignored is not None and self.counts(y) is not None and losses.shape == y.shape:
+            return mean_of_counted(losses, y.ne(self.ignored))
         return losses.flatten(1).mean(1)
 
     def hits(self, outputs: Tensor, y: Tensor) -> Tensor:

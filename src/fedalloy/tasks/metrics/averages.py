@@ -67,8 +67,11 @@ class Perplexity(Metric):
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of every example, and how many of its targets count."""
         rule = objective.loss_rule
-        plain = replace(rule, label_smoothing=0.0) if isinstance(rule, CrossEntropy) else objective
-        plain = replace(rule, gamma=0.0, alpha=None) if isinstance(rule, Focal) else plain
+        plain: Objective | CrossEntropy | Focal = objective
+        if isinstance(rule, CrossEntropy):
+            plain = replace(rule, label_smoothing=0.0)
+        elif isinstance(rule, Focal):
+            plain = replace(rule, gamma=0.0, alpha=None)
         return with_counts(objective, plain.losses(outputs, y), y)
 
     def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
