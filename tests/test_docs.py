@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from fedalloy.cli import docs
 from fedalloy.cli.docs import CITED, cites, describe, page
 from fedalloy.core import registry
 
+ROOT = Path(__file__).resolve().parents[1]
 # Rules that are nobody's in particular.
 UNSIGNED = {("weighting", "uniform"), ("server", "sgd")}
 ADVICE = re.compile(r"When to use it: \S+(\s+\S+){3,}")
@@ -48,3 +53,20 @@ def test_the_page_has_the_advice_and_the_idea_of_a_rule():
     written = " ".join(page().split())
     assert "#### `samples` Weights by data size: FedAvg (McMahan et al. 2017, arXiv:1602.05629)." in written
     assert written.count("When to use it:") >= len(RULES)
+
+
+def test_the_page_in_the_repository_is_the_one_that_the_code_makes():
+    """In a process of its own: other tests register rules."""
+    line = [sys.executable, "-W", "ignore", "-m", "fedalloy.cli.docs", "--check"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_page_that_is_out_of_date_is_noticed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(docs, "page", lambda: "made\n")
+    assert docs.main([]) == 0
+    assert docs.main(["--check"]) == 0
+    (tmp_path / docs.PAGE).write_text("typed\n")
+    assert docs.main(["--check"]) == 1
+    assert "out of date: run 'python -m fedalloy.cli.docs'" in capsys.readouterr().err
