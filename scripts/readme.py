@@ -1,9 +1,11 @@
-"""The README's figures, made from the code and the demo's runs: ``python scripts/readme.py [RUNS] [--check]``.
+"""The figures of the README and of the site's first page, made from the code and the demo's runs:
+``python scripts/readme.py [RUNS] [--check]``.
 
 With a folder of runs (``make demo`` leaves ``runs/demo``), their results are stored in benchmarks/results/demo.json, a
 line per run. The table of the README, the sentence under it and what the intervals mean are made from that file by the
 code of ``fedalloy compare``. What is counted (methods, rules, vectors, corrections, claims) comes from the registry and
-from the pages that list it. ``--check`` writes nothing and fails when the README says something else.
+from the pages that list it; the first page has these counts too. ``--check`` writes nothing and fails when a page says
+something else.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from fedalloy.results.runs import read_outcomes
 from fedalloy.results.table import ResultRow, leaders, summarise
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "README.md"
+PAGE, FIRST = ROOT / "README.md", ROOT / "docs" / "index.md"
 STORE = ROOT / "benchmarks" / "results" / "demo.json"
 BEGIN, END = "<!-- made by scripts/readme.py from the runs of make demo -->", "<!-- end -->"
 COUNTS = "<!-- counts: made by scripts/readme.py -->", "<!-- end of counts -->"
@@ -43,27 +45,30 @@ SCORES = ("mean", "worst_served", "gini")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write or check the README."""
+    """Write or check both pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="?", type=Path, help="the folder of the demo's comparison")
-    parser.add_argument("--check", action="store_true", help="fail when the README differs; write nothing")
+    parser.add_argument("--check", action="store_true", help="fail when a page differs; write nothing")
     given = parser.parse_args(arguments)
     if given.runs:
         store(read_outcomes([given.runs]))
-    text = PAGE.read_text(encoding="utf-8")
-    made = filled(text, stored())
+    made = {
+        PAGE: filled(PAGE.read_text(encoding="utf-8"), stored()),
+        FIRST: _between(FIRST.read_text(encoding="utf-8"), COUNTS, counted().replace("](docs/", "](")),
+    }
     if given.check:
-        return check(text, made)
-    PAGE.write_text(made, encoding="utf-8")
+        return check(made)
+    for page, text in made.items():
+        page.write_text(text, encoding="utf-8")
     return 0
 
 
-def check(text: str, made: str) -> int:
-    """1 where the README is not what the stored runs give."""
-    if text == made:
-        return 0
-    print(f"the README differs from {STORE.name}: run 'python scripts/readme.py'", file=sys.stderr)
-    return 1
+def check(made: Mapping[Path, str]) -> int:
+    """1 where a page is not what the code and the stored runs give."""
+    wrong = [page.name for page, text in made.items() if page.read_text(encoding="utf-8") != text]
+    for name in wrong:
+        print(f"{name} differs from the code or {STORE.name}: run 'python scripts/readme.py'", file=sys.stderr)
+    return int(bool(wrong))
 
 
 def store(runs: Sequence[RunOutcome]) -> None:
@@ -88,7 +93,7 @@ def _between(text: str, markers: tuple[str, str], made: str) -> str:
     begin, end = markers
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if len(pattern.findall(text)) != 1:
-        raise SystemExit(f"the README must have one place between '{begin}' and '{end}'")
+        raise SystemExit(f"a page must have one place between '{begin}' and '{end}'")
     return pattern.sub(lambda found: f"{begin}\n{made}\n{end}", text)
 
 

@@ -1,4 +1,4 @@
-"""The table for the documentation and the README's sentence, generated from the stored measurements."""
+"""The table for the documentation and the sentence of README and first page, generated from the stored measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from typing import Any
 from benchmarks.peers.environments import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results" / "peers.json"
-PAGES = {ROOT / "docs" / "engines.md": "peers", ROOT / "README.md": "speed"}
+PAGES = {
+    ROOT / "docs" / "engines.md": "peers",
+    ROOT / "README.md": "speed",
+    ROOT / "docs" / "index.md": "speed",
+}
 """The pages with generated text, and the name of its markers."""
 LOOP = "hand-written loop"
 
@@ -65,14 +69,20 @@ def sentence(told: Mapping[str, Any]) -> str:
 def outdated() -> list[Path]:
     """The pages whose generated text is not that of the stored measurements."""
     told = json.loads(RESULTS.read_text())
-    return [path for path, marker in PAGES.items() if renewed(path.read_text(), marker, told) != path.read_text()]
+    return [path for path in PAGES if _renewed(path, told) != path.read_text()]
 
 
 def write() -> None:
     """Put the generated text into the pages."""
     told = json.loads(RESULTS.read_text())
-    for path, marker in PAGES.items():
-        path.write_text(renewed(path.read_text(), marker, told))
+    for path in PAGES:
+        path.write_text(_renewed(path, told))
+
+
+def _renewed(path: Path, told: Mapping[str, Any]) -> str:
+    """A page as it should be; a page of the site leads to its neighbours."""
+    text = renewed(path.read_text(), PAGES[path], told)
+    return text.replace("](docs/", "](") if path.parent == ROOT / "docs" else text
 
 
 def renewed(page: str, marker: str, told: Mapping[str, Any]) -> str:
