@@ -257,9 +257,8 @@ def fit(
     chosen = as_algorithm(algorithm)
     _check_whose(settings, chosen)
     config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task, resume))
-    name = _given_name(algorithm)
     told = recipe_of(chosen, task, config) if folder is not None else _told_parts(chosen)
-    recipe = Described({**told, **name})
+    recipe = Described({**told, **_given_name(algorithm)})
     bars = [ProgressBar()] if (in_notebook() if progress is None else progress) else []
     with put_off(keep=in_notebook()) as caught:
         ending, recorder = run(

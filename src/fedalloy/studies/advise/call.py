@@ -108,8 +108,7 @@ def advise(
     watcher: Watcher | None = None,
     **settings: Any,
 ) -> Advice:
-    """Which method to use: describe the federation, try the most promising methods on it, and compare the best ones
-    with FedAvg.
+    """Which method to use: try the most promising methods on this federation, and compare the best with FedAvg.
 
     ``task`` and ``settings`` are those of :func:`fedalloy.compare`. FedAvg with tuned steps and FedAvg fine-tuned at
     every client are always tried. Within about so many ``minutes`` all methods are tuned with equal budgets on
@@ -131,8 +130,7 @@ def advise(
     """
     leave_if_starting()
     call = as_call(task, None, folder or _folder(task), settings)
-    _check(call, minutes, aim, most, without)
-    check_named(methods, one_model)
+    _check(call, minutes, aim, most, without, methods, one_model)
     recipe = _prepared(call.recipe, aim)
     question = {"aim": aim, "one_model": one_model, "methods": list(methods), "most": most, "without": sorted(without)}
     with searching_alone([call.folder]):
@@ -168,7 +166,9 @@ def _folder(task: object) -> Path:
     return Path("runs") / (f"{Path(task).stem}-advice" if isinstance(task, str | Path) else "advice")
 
 
-def _check(call: Call, minutes: float, aim: str, most: int, without: Sequence[str]) -> None:
+def _check(
+    call: Call, minutes: float, aim: str, most: int, without: Sequence[str], methods: Sequence[str], one_model: bool
+) -> None:
     """Refuse before anything is measured what could not be answered."""
     recipe = call.recipe
     known_facts(without)  # refuses a misspelt federation
@@ -186,6 +186,7 @@ def _check(call: Call, minutes: float, aim: str, most: int, without: Sequence[st
     found = scored(recipe)
     check_direction(str(found.run.target_metric), found.evaluate.metrics or [], "advised on")
     check_parts(call.task, tuning_seeds(recipe))
+    check_named(methods, one_model)
 
 
 def _check_ranges(recipe: Recipe) -> None:
