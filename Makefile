@@ -67,11 +67,12 @@ readme: $(DEV)  ## Run the README from top to bottom in a fresh clone of the las
 	@$(BIN)/python -m scripts.docs --clone
 
 # Test workers and the processes that tests start measure for themselves; their files are then put together.
-coverage: $(DEV)  ## Measure which lines of the library the tests run
+coverage: $(DEV)  ## Measure which lines of the library the tests run, and write the figure into CONTRIBUTING.md
 	@rm -f .coverage .coverage.*
 	@OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -q -n $(WORKERS) --dist worksteal $(COVERED)
 	@$(BIN)/python -m coverage combine -q
 	@$(BIN)/python -m coverage report --skip-covered --sort=cover
+	@$(BIN)/python scripts/covered.py $(COVERED)
 
 wheel: $(DEV)  ## Build sdist and wheel, install them in an empty environment (.venv-wheel) and run the demo from it
 	@sh scripts/dist.sh $(BIN)/python

@@ -283,6 +283,8 @@ def test_clients_are_asked_for_by_number_and_rows_are_needed(tmp_path):
     saved = fedalloy.load(result.save(tmp_path / "b"))
     with pytest.raises(SpecError, match=r"the order is predict\(module, x\)"):
         saved.predict(rows, result.module())  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match=r"predict\(saved\.module\(\), x\) for a model that was given by name"):
+        saved.predict(rows)  # type: ignore[arg-type]
 
 
 def test_a_folder_for_contributions_may_be_a_path(tmp_path):

@@ -112,7 +112,7 @@ class SavedResult:
     def predict(
         self,
         module: nn.Module,
-        x: Any,
+        x: Any = None,
         client: Client | None = None,
         *,
         rows_of: Client | None = None,
@@ -120,7 +120,7 @@ class SavedResult:
     ) -> Tensor:
         """The outputs of your module with the saved weights, for raw rows; the arguments are those of
         ``result.predict``."""
-        if not isinstance(module, nn.Module):
+        if not isinstance(module, nn.Module) or x is None:
             given = type(module).__name__
             raise SpecError(
                 f"predict: the first argument is a {given}; the order is predict(module, x), and "
