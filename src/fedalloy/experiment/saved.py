@@ -79,7 +79,7 @@ class SavedResult:
 
     def module(self, module: nn.Module | None = None, client: Client | None = None) -> nn.Module:
         """Your module with the saved weights, in evaluation mode; a model that was given to the task by name
-        (``"mlp"``) is built anew. Trainable leaves of your module must be those of the saved model; frozen ones
+        (``"mlp"``) is built again. Trainable leaves of your module must be those of the saved model; frozen ones
         (``requires_grad = False``) and constant buffers are not saved, and stay as they are."""
         wanted = self.model if client is None else self._own(client)
         module = self._built() if module is None else module

@@ -1,4 +1,4 @@
-"""The model of a saved result, built anew from its name and settings."""
+"""The model of a saved result, built again from its name and settings."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""No process is forked while a thread of ours is in the middle of something: a lock that it holds would never be released
-in the child."""
+"""No process is forked in the middle of what a thread of ours does: a lock that it holds would stay locked in the
+child for ever."""
 
 from __future__ import annotations
 

@@ -108,14 +108,12 @@ def advise(
     watcher: Watcher | None = None,
     **settings: Any,
 ) -> Advice:
-    """Which method to use: describe the federation, try the most promising methods on it, and compare the best ones
-    with FedAvg.
+    """Which method to use: describe the federation, try the most promising methods, compare the best ones with FedAvg.
 
     ``task`` and ``settings`` are those of :func:`fedalloy.compare`. FedAvg with tuned steps and FedAvg fine-tuned at
     every client are always tried. Within about so many ``minutes`` all methods are tuned with equal budgets on
-    validation parts and tuning seeds, the better half going on after every stage; the two best and FedAvg then run on
-    other seeds and are scored on test parts. If none is better there, the answer is FedAvg. Where the recipe's rounds
-    do not fit, fewer are run, and the answer says so.
+    validation parts and tuning seeds, the better half after every stage; the two best and FedAvg then run on other
+    seeds, with fewer rounds where the recipe's do not fit. If none is better on test parts, the answer is FedAvg.
 
     ``aim``: what counts, the ``mean`` over clients or the ``worst``-served tenth. ``one_model`` leaves out methods that
     give every client its own model. ``methods`` are tried instead of a choice of ``most``; ``without`` names

@@ -135,10 +135,8 @@ def compare(
     """
     leave_if_starting()
     _check_processes(processes)
-    if isinstance(algorithms, str | Path):
-        algorithms, folder = _only_folder(task, algorithms, folder)
     asked = {"seeds": seeds, "rounds": rounds, "tuning_seeds": tuning_seeds, "grid": grid, "tune": tune, **settings}
-    call = as_call(task, algorithms, folder, asked)
+    call = as_call(task, *_places(task, algorithms, folder), asked)
     if watcher is None and (in_notebook() if progress is None else progress):
         watcher = JobsBar(None if call.recipe.tune else count(call.recipe))
     try:
@@ -147,8 +145,12 @@ def compare(
         return _so_far(call.folder, interrupt)
 
 
-def _only_folder(task: object, second: str | Path, folder: str | Path | None) -> tuple[None, str | Path]:
-    """The second argument of ``compare(recipe, folder)``: nowhere else is a text a folder."""
+def _places(
+    task: object, second: Algorithms | str | Path | None, folder: str | Path | None
+) -> tuple[Algorithms | None, str | Path | None]:
+    """The algorithms and the folder. Only after a recipe, as in ``compare(recipe, folder)``, is a text a folder."""
+    if not isinstance(second, str | Path):
+        return second, folder
     if folder is not None or not isinstance(task, Recipe | Mapping | str | Path):
         raise SpecError(
             f"compare: algorithms must be {{name: algorithm, ...}}, or a list of published methods' names, got "
