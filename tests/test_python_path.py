@@ -276,7 +276,7 @@ def test_clients_are_asked_for_by_number_and_rows_are_needed(tmp_path):
     for client in ("a", 1.0, True):
         with pytest.raises(SpecError, match="by its number, 0 to 3"):
             result.predict(rows, client=client)  # type: ignore[arg-type]
-    with pytest.raises(SpecError, match="clients must be a list of numbers"):
+    with pytest.raises(SpecError, match="clients must be a list of clients"):
         result.save(tmp_path / "a", clients=0)  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="x has no rows"):
         result.predict(rows[:0])

@@ -28,6 +28,7 @@ from fedalloy.results.statistics import Spread
 from fedalloy.studies.advise import pilot
 from fedalloy.studies.advise.answer import Effect, chosen, effects, first_line
 from fedalloy.studies.compare import jobs
+from fedalloy.studies.compare.held import HeldTasks
 from fedalloy.studies.compare.jobs import Job, JobNews, Watcher, work
 
 pytest.importorskip("optuna")
@@ -199,9 +200,9 @@ def test_no_answer_rests_on_runs_that_are_not_complete(tmp_path: Path, monkeypat
     """A worker that is killed in the last stage leaves fewer seeds; the same command does the rest."""
     asked: dict[str, Any] = {"minutes": SHORT, "methods": ["ditto"], "processes": 1}
 
-    def dying(job: Job, tell: Watcher) -> JobNews:
+    def dying(job: Job, tell: Watcher, held: HeldTasks | None = None) -> JobNews:
         broken = "tuning" not in job.folder.parts and job.seed == 3
-        return JobNews(job, "broken", text="its process died", state="interrupted") if broken else work(job, tell)
+        return JobNews(job, "broken", text="its process died", state="interrupted") if broken else work(job, tell, held)
 
     with monkeypatch.context() as patched:
         patched.setattr(jobs, "work", dying)
