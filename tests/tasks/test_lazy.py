@@ -14,6 +14,7 @@ import torch
 
 import fedalloy
 from fedalloy.core.errors import CheckpointError, DataError
+from fedalloy.core.types import Examples
 from fedalloy.tasks.client_cache import ClientCache
 from fedalloy.tasks.lazy import LazyTask
 from tests.tasks.sources import doors
@@ -109,6 +110,44 @@ def test_a_forked_process_starts_with_an_empty_cache():
         found = task.data("train", torch.arange(3)).size.tolist() == [16, 16, 16] and task.cache.used < MEGABYTE
         os._exit(0 if found else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_process_forks_between_clients_that_are_read_ahead():
+    """A lock that the source holds while a process forks would be held in the child for ever."""
+    lock, reading, enough = threading.Lock(), threading.Event(), threading.Event()
+
+    def source(number: int) -> Any:
+        with lock:
+            if threading.current_thread().name.startswith("fedalloy-data"):
+                reading.set()
+                enough.wait(20)
+        return client(number)
+
+    task = fedalloy.task(source, "logistic", clients=50, classes=2)
+    task.prefetch(lambda: torch.arange(20))
+    assert reading.wait(20)
+    threading.Timer(0.3, enough.set).start()
+    child = os.fork()
+    if not child:
+        os._exit(0 if lock.acquire(timeout=5) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_source_may_fork_while_it_reads_ahead():
+    codes: list[int] = []
+
+    def read(number: int) -> Any:
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        codes.append(os.waitpid(child, 0)[1])
+        return {"train": Examples(torch.zeros(1, 2), torch.zeros(1))}
+
+    cache = ClientCache(read, MEGABYTE)
+    cache.prefetch(lambda: [0, 1])
+    if (reader := cache._reader) is not None:
+        reader.join(20)
+    assert codes == [0, 0]
 
 
 def test_workers_train_on_data_that_are_read_on_demand():

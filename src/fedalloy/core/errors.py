@@ -119,8 +119,8 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     "did you mean 'samples'? allowed: samples, uniform"
     >>> nearest("smaple", ["sample", "simple"])
     "did you mean 'sample'? allowed: sample, simple"
-    >>> nearest("FedAvg", ["fedavg", "fedevg"])
-    "did you mean 'fedavg'? allowed: fedavg, fedevg"
+    >>> nearest("SGD", ["sgd", "sgld"])
+    "did you mean 'sgd'? allowed: sgd, sgld"
     """
     names = sorted(allowed)
     close = _likely(word, names)

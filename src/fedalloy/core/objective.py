@@ -189,6 +189,11 @@ class Objective(ABC):
         return "examples"
 
     @declared
+    def told_model(self) -> dict[str, Any] | None:
+        """How to build the model again, as plain values; None if only its own program can."""
+        return None
+
+    @declared
     def augmentation(self) -> object:
         """What identifies the random changes of training examples; None if there are none."""
         return None

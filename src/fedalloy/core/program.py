@@ -148,7 +148,8 @@ def run_block(
     has a name; kernels may leave it unnamed."""
     with stage(None) as at:
         mine = apply.stack([*map(states.__getitem__, block.work.ids.tolist())])
-        training = _drawn(BlockTraining(algorithm, objective, shared, mine["solver"], block, ctx, apply, at))
+        training = BlockTraining(algorithm, objective, shared, mine["solver"], block, ctx, apply, at)
+        training = _drawn(training) if block.draws else training
         stats = _before(training)
         trained = kernel(training)
         stats |= _after(training, trained)
@@ -164,7 +165,7 @@ def _drawn(training: BlockTraining) -> BlockTraining:
     """The same training, with draws that know which batches are no steps because nothing in them counts: a schedule
     passes over them, and an accumulated gradient must not wait for one."""
     block, counted = training.block, training.counted
-    if counted is block.seen or not block.draws:
+    if counted is block.seen:
         return training
     none = ((counted.cpu() == 0) & (block.seen.cpu() > 0)).T
     if not bool(none.any()):

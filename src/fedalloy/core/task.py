@@ -58,6 +58,11 @@ class Task(ABC):
         return None
 
     @declared
+    def encoding(self) -> Mapping[str, tuple[str, ...]] | None:
+        """What the numbers of encoded columns mean, if columns were encoded."""
+        return None
+
+    @declared
     def kind(self) -> str | None:
         """What the targets are: ``classification``, ``multilabel``, ``regression``, ``segmentation`` or ``tokens``;
         None if it is not known."""
@@ -136,6 +141,11 @@ class TaskWrapper(Task):
     def names(self) -> Sequence[str] | None:
         """The task's own."""
         return self.task.names
+
+    @property
+    def encoding(self) -> Mapping[str, tuple[str, ...]] | None:
+        """The task's own."""
+        return self.task.encoding
 
     @property
     def kind(self) -> str | None:

@@ -142,12 +142,12 @@ class RunResult(ShownRuns):
         steps = self._preparation(numbers if rows_of is None else [self._number(client) for client in rows_of])
         if rows_of is not None and steps.per_client:
             steps = steps.of_clients([self._number(client) for client in rows_of])
-        objective, encoding = self.trained.server_model().objective, getattr(self.trained.fed.task, "encoding", None)
+        objective, encoding = self.trained.server_model().objective, self.trained.fed.task.encoding
         own = self.trained.models(torch.tensor(numbers, dtype=torch.int64)) if numbers else []
         told = {
             "name": self.name, "seed": self.seed, "status": self.status, "round": self.ending.progress.round,
             "metric": self.metric, "rounds": list(self.rounds()), "names": self._names_of({*numbers, *steps.known}),
-            "encoding": encoding or {}, "model": getattr(objective, "told_model", None),
+            "encoding": encoding or {}, "model": objective.told_model,
             "floats": not objective.takes_integers,
         }  # fmt: skip
         each = {number: {**params, **buffers} for number, (params, buffers) in zip(numbers, own, strict=True)}

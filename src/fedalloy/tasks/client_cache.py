@@ -14,6 +14,7 @@ from torch import Tensor
 from fedalloy.core import inputs
 from fedalloy.core.protocols import DataPart
 from fedalloy.core.types import Block, Examples
+from fedalloy.tasks.fork_guard import GUARD
 
 Parts = dict[DataPart, Examples]
 
@@ -21,7 +22,8 @@ Parts = dict[DataPart, Examples]
 class ClientCache:
     """The clients read last, up to a number of bytes; the next ones are read ahead in one thread.
 
-    A forked process starts with an empty one, because threads and locks do not survive a fork.
+    A forked process starts with an empty one, because threads and locks do not survive a fork. A fork waits until the
+    client that is being read ahead has been read, because the source may hold locks of its own.
     """
 
     def __init__(self, read: Callable[[int], Parts], most: int) -> None:
@@ -86,8 +88,11 @@ class ClientCache:
     def _fill(self, clients: Callable[[], Sequence[int]]) -> None:
         left = self._most // 2
         with suppress(Exception):  # raised again by whoever needs the client
-            for client in clients():
-                left -= _bytes(self.get(client))
+            with GUARD.working():
+                wanted = clients()
+            for client in wanted:
+                with GUARD.working():
+                    left -= _bytes(self.get(client))
                 if left < 0:
                     return
 

@@ -82,7 +82,7 @@ def test_a_second_session_is_refused(tmp_path: Path) -> None:
     fedalloy.tune(RECIPE, {"fedavg": "fedavg"}, tmp_path, **asked)
     with (
         locked(tmp_path / "tuning" / "fedavg" / "session.lock"),
-        pytest.raises(RunLocked, match="another process continues the search"),
+        pytest.raises(RunLocked, match="another process continues with the search"),
     ):
         fedalloy.tune(RECIPE, {"fedavg": "fedavg"}, tmp_path, **{**asked, "trials": 2})
     assert len(fedalloy.tune(RECIPE, {"fedavg": "fedavg"}, tmp_path, **asked).tuned[0].tried) == 1

@@ -108,13 +108,12 @@ def advise(
     watcher: Watcher | None = None,
     **settings: Any,
 ) -> Advice:
-    """Which method to use: try the most promising methods on this federation, and compare the best with FedAvg.
+    """Which method to use: describe the federation, try the most promising methods, compare the best ones with FedAvg.
 
     ``task`` and ``settings`` are those of :func:`fedalloy.compare`. FedAvg with tuned steps and FedAvg fine-tuned at
     every client are always tried. Within about so many ``minutes`` all methods are tuned with equal budgets on
-    validation parts and tuning seeds, the better half going on after every stage; the two best and FedAvg then run on
-    other seeds and are scored on test parts. If none is better there, the answer is FedAvg. Where the recipe's rounds
-    do not fit, fewer are run, and the answer says so.
+    validation parts and tuning seeds, the better half after every stage; the two best and FedAvg then run on other
+    seeds, with fewer rounds where the recipe's do not fit. If none is better on test parts, the answer is FedAvg.
 
     ``aim``: what counts, the ``mean`` over clients or the ``worst``-served tenth. ``one_model`` leaves out methods that
     give every client its own model. ``methods`` are tried instead of a choice of ``most``; ``without`` names
@@ -130,7 +129,8 @@ def advise(
     """
     leave_if_starting()
     call = as_call(task, None, folder or _folder(task), settings)
-    _check(call, minutes, aim, most, without, methods, one_model)
+    _check(call, minutes, aim, most, without)
+    check_named(methods, one_model)
     recipe = _prepared(call.recipe, aim)
     question = {"aim": aim, "one_model": one_model, "methods": list(methods), "most": most, "without": sorted(without)}
     with searching_alone([call.folder]):
@@ -166,9 +166,7 @@ def _folder(task: object) -> Path:
     return Path("runs") / (f"{Path(task).stem}-advice" if isinstance(task, str | Path) else "advice")
 
 
-def _check(
-    call: Call, minutes: float, aim: str, most: int, without: Sequence[str], methods: Sequence[str], one_model: bool
-) -> None:
+def _check(call: Call, minutes: float, aim: str, most: int, without: Sequence[str]) -> None:
     """Refuse before anything is measured what could not be answered."""
     recipe = call.recipe
     known_facts(without)  # refuses a misspelt federation
@@ -186,7 +184,6 @@ def _check(
     found = scored(recipe)
     check_direction(str(found.run.target_metric), found.evaluate.metrics or [], "advised on")
     check_parts(call.task, tuning_seeds(recipe))
-    check_named(methods, one_model)
 
 
 def _check_ranges(recipe: Recipe) -> None:

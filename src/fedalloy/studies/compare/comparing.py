@@ -125,8 +125,9 @@ def compare(
     With a ``grid`` (``{"solver.lr": [0.05, 0.1]}``, or by the name of an algorithm), each algorithm first tries every
     setting on the ``tuning_seeds`` (in ``folder/tuning``) and continues with the one whose target metric is best at the
     end, on average over these seeds. ``tune=20`` searches with 20 trials each instead (:func:`fedalloy.tune`).
-    ``track`` names trackers for the reported runs (:mod:`fedalloy.results.track`). When all runs have ended and there
-    are enough seeds for verdicts, this is recorded as a look at the comparison (:mod:`fedalloy.results.looks`).
+    ``track`` names trackers for the reported runs (:mod:`fedalloy.results.track`).
+    When all runs have ended and there are enough seeds for verdicts, this is recorded as a look at the comparison
+    (:mod:`fedalloy.results.looks`).
 
     Recipes, and tasks that a recipe could make, run in several ``processes`` (default: one per core), which import the
     script: call this under ``if __name__ == "__main__":``. Other tasks are known to this process alone, and run in it.
@@ -134,9 +135,8 @@ def compare(
     """
     leave_if_starting()
     _check_processes(processes)
-    algorithms, folder = _places(task, algorithms, folder)
     asked = {"seeds": seeds, "rounds": rounds, "tuning_seeds": tuning_seeds, "grid": grid, "tune": tune, **settings}
-    call = as_call(task, algorithms, folder, asked)
+    call = as_call(task, *_places(task, algorithms, folder), asked)
     if watcher is None and (in_notebook() if progress is None else progress):
         watcher = JobsBar(None if call.recipe.tune else count(call.recipe))
     try:
@@ -148,7 +148,7 @@ def compare(
 def _places(
     task: object, second: Algorithms | str | Path | None, folder: str | Path | None
 ) -> tuple[Algorithms | None, str | Path | None]:
-    """Algorithms and folder. The second argument of ``compare(recipe, folder)`` is one: nowhere else is a text that."""
+    """The algorithms and the folder. Only after a recipe, as in ``compare(recipe, folder)``, is a text a folder."""
     if not isinstance(second, str | Path):
         return second, folder
     if folder is not None or not isinstance(task, Recipe | Mapping | str | Path):

@@ -55,7 +55,7 @@ def storage_in(folder: Path) -> Any:
 
 @contextmanager
 def searching_alone(folders: Sequence[Path]) -> Iterator[None]:
-    """Refuse a second session in the folders of searches: both would continue the same trials."""
+    """Refuse a second session in the folders of searches: both would continue with the same trials."""
     with ExitStack() as stack:
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def searching_alone(folders: Sequence[Path]) -> Iterator[None]:
                 stack.enter_context(locked(folder / "session.lock"))
             except RunLocked:
                 raise RunLocked(
-                    f"another process continues the search in {folder}: wait until it ends, or choose another "
+                    f"another process continues with the search in {folder}: wait until it ends, or choose another "
                     "folder with -o"
                 ) from None
         yield
