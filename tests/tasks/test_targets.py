@@ -275,6 +275,28 @@ def test_methods_that_assume_labels_say_so():
         task_of("tokens", partition={"kind": "dirichlet", "alpha": 0.5})
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", ["classes", "dirichlet", "shards", "mixed", "skewed"])
+def test_partitions_by_label_refuse_what_has_no_order(kind, rule):
+    """``shards`` sorted every row of marks by itself: an example became as many as it had marks."""
+    parts = {"label": {"kind": "dirichlet", "alpha": 1.0}, "quantity": "power_law"}
+    given: dict[str, Any] = {
+        "classes": {"per_client": 2}, "dirichlet": {"alpha": 1.0}, "shards": {}, "skewed": parts,
+        "mixed": {"iid": 1, "non_iid": 2},
+    }[rule]  # fmt: skip
+    with pytest.raises(DataError, match="deals by class|sorts examples by label"):
+        task_of(kind, partition={"kind": rule, **given})
+
+
+def test_shards_of_a_quantity_are_neighbours():
+    y = torch.randn(40, generator=torch.Generator().manual_seed(0))
+    task = make_task(Dataset(y.unsqueeze(1), y, 0), clients=4, partition={"kind": "shards", "per_client": 1},
+                     test_fraction=0.0)  # fmt: skip
+    own = [task.train.block(torch.tensor([client])).client(0).y for client in range(4)]
+    ends = sorted((float(some.min()), float(some.max())) for some in own)
+    assert all(one[1] < other[0] for one, other in zip(ends, ends[1:], strict=False))
+
+
 def test_fused_kernels_are_not_used_for_several_targets():
     """Planted: with the guard removed, the fused kernel reads a matrix of marks in the wrong order."""
     task = make_task(Dataset(torch.randn(12, 6), (torch.rand(12, 4) > 0.5).float(), 0), nn_linear, clients=2,
