@@ -18,6 +18,7 @@ from fedalloy.core.program import BlockTraining
 from fedalloy.engines import batched
 from fedalloy.methods.generative import fedevg
 from fedalloy.methods.published import fedavg, fedfa
+from fedalloy.report.page import write_page
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.datasets.base import Dataset, from_clients
 from fedalloy.tasks.evaluation import evaluate_clients, evaluate_pool
@@ -177,6 +178,18 @@ def test_a_run_on_tokens_is_resumed_exactly(tmp_path):
     with pytest.raises(FedalloyError, match=r"task\.train\.y|loss"):
         fit(algorithm, make_task(tokens(seed=2), Words, clients=3, dtype="float64"), rounds=5,
             folder=tmp_path / "run", resume=True)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_runs_without_one_class_per_example_have_a_report_and_a_description(kind, tmp_path):
+    """The report divided by the number of classes of an example, and a description counted none of every class."""
+    task = task_of(kind)
+    fit(fedavg(), task, rounds=1, folder=tmp_path / "run")
+    assert write_page([tmp_path / "run"], tmp_path / "report.html") == 1
+    assert "Examples by client and class" not in (tmp_path / "report.html").read_text()
+    said = str(task.describe())
+    assert "examples per class" not in said
+    assert ("classes" in said) == (kind in ("tokens", "segmentation"))
 
 
 def test_the_kind_is_shown_and_decides_the_metrics():
