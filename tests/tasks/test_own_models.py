@@ -1,6 +1,7 @@
 """What of a user's model is trained and exchanged, what it may take and return, and where it starts."""
 
 import copy
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -321,35 +322,19 @@ def test_functions_that_were_written_for_autograd_only_are_trained_by_every_meth
     assert not own or torch.allclose(*own, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("engine", ["loop", "batched"])
-def test_embeddings_with_sparse_gradients_are_trained_as_others_are(engine):
+def words_of(layer: Any, sparse: bool) -> nn.Module:
+    return nn.Sequential(layer(20, 4, sparse=sparse), nn.Flatten(), nn.LazyLinear(2))
+
+
+@pytest.mark.parametrize(
+    ("layer", "engine"), [(nn.Embedding, "loop"), (nn.Embedding, "batched"), (nn.EmbeddingBag, "loop")]
+)
+def test_embeddings_with_sparse_gradients_are_trained_as_others_are(layer, engine):
     """Their gradients reached the local optimizer, which has no rule for sparse tensors."""
-
-    def words(sparse: bool) -> nn.Module:
-        bag = nn.EmbeddingBag(20, 3, sparse=sparse)
-        return nn.Sequential(nn.Embedding(20, 4, sparse=sparse), nn.Flatten(), nn.Linear(24, 2), Beside(bag))
-
-    made = [
-        fedalloy.fit(
-            fedalloy.algorithms.ditto(lr=0.3, momentum=0.9, weight_decay=0.1, batch_size=4),
-            make_task(Dataset(TOKENS, Y, 2), lambda sparse=sparse: words(sparse), clients=2),
-            rounds=1,
-            engine=one,
-        ).model
-        for sparse, one in ((True, engine), (False, "loop"))
-    ]
+    settings: dict[str, Any] = {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.1, "batch_size": 4}
+    made = []
+    for sparse, one in ((True, engine), (False, "loop")):
+        task = make_task(Dataset(TOKENS, Y, 2), partial(words_of, layer, sparse), clients=2)
+        made.append(fedalloy.fit(fedalloy.algorithms.ditto(**settings), task, rounds=1, engine=one).model)
     for name, leaf in made[1].items():
         torch.testing.assert_close(made[0][name], leaf, rtol=0, atol=1e-6)
-
-
-class Beside(nn.Module):
-    """A bag of words whose numbers follow from what comes in."""
-
-    def __init__(self, bag: nn.EmbeddingBag) -> None:
-        super().__init__()
-        self.bag, self.head = bag, nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        words = (x.detach() > 0).long()
-        scores: Tensor = x + self.head(self.bag(words))
-        return scores
