@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -297,7 +298,7 @@ def test_partitions_by_label_refuse_what_has_no_order(kind, rule):
         "classes": {"per_client": 2}, "dirichlet": {"alpha": 1.0}, "shards": {}, "skewed": parts,
         "mixed": {"iid": 1, "non_iid": 2},
     }[rule]  # fmt: skip
-    with pytest.raises(DataError, match="deals by class|sorts examples by label"):
+    with pytest.raises(DataError, match=r"deals by class|sorts examples by label"):
         task_of(kind, partition={"kind": rule, **given})
 
 
@@ -307,7 +308,7 @@ def test_shards_of_a_quantity_are_neighbours():
                      test_fraction=0.0)  # fmt: skip
     own = [task.train.block(torch.tensor([client])).client(0).y for client in range(4)]
     ends = sorted((float(some.min()), float(some.max())) for some in own)
-    assert all(one[1] < other[0] for one, other in zip(ends, ends[1:], strict=False))
+    assert all(one[1] < other[0] for one, other in pairwise(ends))
 
 
 def test_fused_kernels_are_not_used_for_several_targets():
