@@ -188,6 +188,13 @@ def test_class_counts_of_many_clients_are_added_up(run):
     assert values.sum(0).tolist() == [1000, 2000]
 
 
+def test_a_task_without_one_class_per_example_has_no_class_counts(run):
+    story = run([row(1, [0], [1.0])], manifest={"clients": 2, "class_counts": [[], []]})
+    other = run([row(1, [0], [1.0])], seed=1, manifest={"clients": 2, "class_counts": [[1, 2], [3, 4]]})
+    assert data.heterogeneity([story]) is None
+    assert data.heterogeneity([story, other]) == data.heterogeneity([other])
+
+
 def test_a_long_run_is_no_larger_than_a_screen(run):
     rows = [row(t, list(range(t % 7, 900, 7)), [0.01] * len(range(t % 7, 900, 7)),
                 evaluation={"accuracy": summary(0.1, t / 1000, 0.9)}) for t in range(1, 1001)]  # fmt: skip

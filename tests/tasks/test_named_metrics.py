@@ -166,6 +166,13 @@ def test_one_class_only():
     assert math.isnan(scores("r2", GUESS, torch.ones_like(TRUTH), "mse")[0])
 
 
+@pytest.mark.parametrize("target", [0.1, 123.456])
+def test_equal_targets_have_no_r2_however_their_mean_is_rounded(target):
+    """The mean of 0.1 and its copies is not 0.1, and R2 was -1e17 for such a client."""
+    found = scores("r2", GUESS, torch.full_like(TRUTH, target), "mse")
+    assert all(math.isnan(value) for value in found)
+
+
 def test_equal_scores():
     """All scores equal: a coin, and for average precision the share of positives."""
     flat = torch.zeros(N, 1).double()

@@ -1,6 +1,7 @@
 """What of a user's model is trained and exchanged, what it may take and return, and where it starts."""
 
 import copy
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -276,3 +277,64 @@ def test_lazy_layers_get_their_sizes_from_whole_numbers_too():
     data = Dataset(pixels, (pixels[:, 0, 0, 0] > 127).long(), 2)
     result = fedalloy.fit("fedavg", make_task(data, model, clients=2), rounds=1)
     assert result.model["2.weight"].shape == (2, 32)
+
+
+class Reversal(torch.autograd.Function):
+    """The input itself, with its gradient reversed; written for autograd only, as most functions of users are."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, slope):
+        return -slope
+
+
+class Reversed(nn.Module):
+    """A network with this function, or with the same in terms that every transform knows."""
+
+    def __init__(self, plain: bool) -> None:
+        super().__init__()
+        self.plain, self.body, self.head = plain, nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.body(x).tanh()
+        changed: Tensor = 2 * inner.detach() - inner if self.plain else Reversal.apply(inner)
+        return self.head(changed)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "apfl", "fedavg_ft", "propfair"])
+@pytest.mark.parametrize("engine", ["loop", "workers"])
+def test_functions_that_were_written_for_autograd_only_are_trained_by_every_method(method, engine):
+    """Methods that leave batch statistics alone, or change the loss, used a transform that refuses such functions."""
+    solver: Any = {"propfair": {"official": True}}.get(method, {})
+    algorithm = getattr(fedalloy.algorithms, method)(lr=0.1, batch_size=4, **solver)
+    made = [
+        fedalloy.fit(
+            algorithm, make_task(Dataset(X, Y, 2), lambda plain=plain: Reversed(plain), clients=2), rounds=2, engine=one
+        )
+        for plain, one in ((False, engine), (True, "batched"))
+    ]
+    for name, leaf in made[1].model.items():
+        torch.testing.assert_close(made[0].model[name], leaf, rtol=0, atol=1e-6)
+    own = [result.module(client=1)(X) for result in made] if method in ("ditto", "apfl", "fedavg_ft") else []
+    assert not own or torch.allclose(*own, rtol=0, atol=1e-5)
+
+
+def words_of(layer: Any, sparse: bool) -> nn.Module:
+    return nn.Sequential(layer(20, 4, sparse=sparse), nn.Flatten(), nn.LazyLinear(2))
+
+
+@pytest.mark.parametrize(
+    ("layer", "engine"), [(nn.Embedding, "loop"), (nn.Embedding, "batched"), (nn.EmbeddingBag, "loop")]
+)
+def test_embeddings_with_sparse_gradients_are_trained_as_others_are(layer, engine):
+    """Their gradients reached the local optimizer, which has no rule for sparse tensors."""
+    settings: dict[str, Any] = {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.1, "batch_size": 4}
+    made = []
+    for sparse, one in ((True, engine), (False, "loop")):
+        task = make_task(Dataset(TOKENS, Y, 2), partial(words_of, layer, sparse), clients=2)
+        made.append(fedalloy.fit(fedalloy.algorithms.ditto(**settings), task, rounds=1, engine=one).model)
+    for name, leaf in made[1].items():
+        torch.testing.assert_close(made[0][name], leaf, rtol=0, atol=1e-6)

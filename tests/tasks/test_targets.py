@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from fedalloy.core.program import BlockTraining
 from fedalloy.engines import batched
 from fedalloy.methods.generative import fedevg
 from fedalloy.methods.published import fedavg, fedfa
+from fedalloy.report.page import write_page
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.datasets.base import Dataset, from_clients
 from fedalloy.tasks.evaluation import evaluate_clients, evaluate_pool
@@ -179,6 +181,18 @@ def test_a_run_on_tokens_is_resumed_exactly(tmp_path):
             folder=tmp_path / "run", resume=True)  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_runs_without_one_class_per_example_have_a_report_and_a_description(kind, tmp_path):
+    """The report divided by the number of classes of an example, and a description counted none of every class."""
+    task = task_of(kind)
+    fit(fedavg(), task, rounds=1, folder=tmp_path / "run")
+    assert write_page([tmp_path / "run"], tmp_path / "report.html") == 1
+    assert "Examples by client and class" not in (tmp_path / "report.html").read_text()
+    said = str(task.describe())
+    assert "examples per class" not in said
+    assert ("classes" in said) == (kind in ("tokens", "segmentation"))
+
+
 def test_the_kind_is_shown_and_decides_the_metrics():
     task = task_of("regression")
     assert "accuracy" not in task.metrics
@@ -273,6 +287,28 @@ def test_methods_that_assume_labels_say_so():
         fit(fedfa(), task_of("regression"), rounds=1)
     with pytest.raises(DataError, match="deals by class"):
         task_of("tokens", partition={"kind": "dirichlet", "alpha": 0.5})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", ["classes", "dirichlet", "shards", "mixed", "skewed"])
+def test_partitions_by_label_refuse_what_has_no_order(kind, rule):
+    """``shards`` sorted every row of marks by itself: an example became as many as it had marks."""
+    parts = {"label": {"kind": "dirichlet", "alpha": 1.0}, "quantity": "power_law"}
+    given: dict[str, Any] = {
+        "classes": {"per_client": 2}, "dirichlet": {"alpha": 1.0}, "shards": {}, "skewed": parts,
+        "mixed": {"iid": 1, "non_iid": 2},
+    }[rule]  # fmt: skip
+    with pytest.raises(DataError, match=r"deals by class|sorts examples by label"):
+        task_of(kind, partition={"kind": rule, **given})
+
+
+def test_shards_of_a_quantity_are_neighbours():
+    y = torch.randn(40, generator=torch.Generator().manual_seed(0))
+    task = make_task(Dataset(y.unsqueeze(1), y, 0), clients=4, partition={"kind": "shards", "per_client": 1},
+                     test_fraction=0.0)  # fmt: skip
+    own = [task.train.block(torch.tensor([client])).client(0).y for client in range(4)]
+    ends = sorted((float(some.min()), float(some.max())) for some in own)
+    assert all(one[1] < other[0] for one, other in pairwise(ends))
 
 
 def test_fused_kernels_are_not_used_for_several_targets():

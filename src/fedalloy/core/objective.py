@@ -101,13 +101,17 @@ class StepGradient(GradAt):
             return (loss if of is None else of(loss)), (loss, buffers)
 
         grads, (loss, buffers) = grad(loss_of, has_aux=True)(params)
+        self.keep(buffers, track)
+        self.loss = loss if self.loss is None else self.loss
+        return dict(grads)
+
+    def keep(self, buffers: Tree, track: bool | Tensor) -> None:
+        """Take over the buffers after a call, if it is to enter them."""
         if isinstance(track, Tensor):
             old = self.buffers
             self.buffers = {name: torch.where(track.to(new.device), new, old[name]) for name, new in buffers.items()}
         elif track:
             self.buffers = buffers
-        self.loss = loss if self.loss is None else self.loss
-        return dict(grads)
 
     def _own_loss(self, leaves: Tree, by: Callable[[ApplyCapability, Tensor, Tensor], Tensor]) -> tuple[Tensor, Tree]:
         """The masked mean of a loss that calls the model itself; every call within a step has new dropout masks."""

@@ -73,7 +73,9 @@ class Description:
         told.append(("one example", f"features {self.features}, target {self.targets}"))
         told.append(("examples", ", ".join(f"{part} {total[part]}" for part in PARTS)))
         told.append(("of one client", _spread([sum(one) for one in zip(*self.sizes.values(), strict=True)])))
-        if self.classes:
+        if self.classes and not any(self.class_counts):  # of pixels or tokens: no example has one class
+            told.append(("classes", str(self.classes)))
+        elif self.classes:
             empty = sum(count == 0 for count in self.class_counts)
             own = [sum(count > 0 for count in one) for one in self.client_classes]
             told.append(("classes", f"{self.classes}{f', {empty} of them without examples' if empty else ''}"))

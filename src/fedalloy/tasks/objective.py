@@ -36,7 +36,7 @@ _LOSS_IS = ("loss", "_called")
 
 @dataclass(eq=False)
 class ModuleGradient(StepGradient):
-    """``grad_at`` for a module, with a fast path for the plain gradient, which nearly every step uses."""
+    """``grad_at`` for a module, by autograd itself wherever no transform is active."""
 
     def __call__(
         self,
@@ -47,20 +47,22 @@ class ModuleGradient(StepGradient):
         by: Callable[[ApplyCapability, Tensor, Tensor], Tensor] | None = None,
         fixed: Tree | None = None,
     ) -> Tree:
-        if track is not True or of or by or fixed:
+        inside = torch.is_grad_enabled() or peek_interpreter_stack() is not None
+        if by or fixed or (inside and (track is not True or of)):
             return self.answer(params, track, of, by, fixed)
-        if torch.is_grad_enabled() or peek_interpreter_stack() is not None:
+        if inside:
             return self._by_transform(params)
         # Autograd itself, where nobody differentiates through it: a transform wraps every tensor of the model, which
-        # takes longer than the operations of a small batch.
+        # takes longer than the operations of a small batch, and refuses functions that were written for autograd only.
         with torch.enable_grad():
             leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
             loss, buffers = self.objective.loss(leaves, self.buffers, self.x, self.y, self.mask, self.draw)
-        self.buffers = {name: leaf.detach() for name, leaf in buffers.items()}
+            asked = loss if of is None else of(loss)
+        self.keep({name: leaf.detach() for name, leaf in buffers.items()}, track)
         self.loss = loss.detach() if self.loss is None else self.loss
-        if not loss.requires_grad:
+        if not asked.requires_grad:
             return {name: torch.zeros_like(leaf) for name, leaf in params.items()}
-        grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        grads = torch.autograd.grad(asked, list(leaves.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(leaves, grads, strict=True))
 
     def _by_transform(self, params: Tree) -> Tree:

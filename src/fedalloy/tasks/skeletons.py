@@ -71,11 +71,14 @@ def leaves_in(module: nn.Module, names: tuple[str, ...]) -> Tree:
 
 def skeleton(module: nn.Module) -> nn.Module:
     """A copy of the structure that shares its tensors, because every call replaces all of them. The shortcut of
-    ``nn.TransformerEncoder`` through nested tensors is off: it does not work for a block of clients."""
+    ``nn.TransformerEncoder`` through nested tensors is off: it does not work for a block of clients. So are sparse
+    gradients of embeddings: local optimizers compute with whole tensors."""
     made: nn.Module = copy.deepcopy(module, {id(leaf): leaf for leaf in _all_leaves(module)})
     for part in made.modules():
         if isinstance(part, nn.TransformerEncoder):
             part.use_nested_tensor = False
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            part.sparse = False
     return made
 
 

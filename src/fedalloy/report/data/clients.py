@@ -93,8 +93,9 @@ MOST_CLIENTS, MOST_CLASSES = 200, 100
 
 
 def heterogeneity(summaries: Sequence[RunSummary]) -> Chart | None:
-    """Counts by client and class of the first run: skewed labels show within a row, skewed amounts between rows."""
-    summary = next((summary for summary in summaries if summary.manifest.get("class_counts")), None)
+    """Counts by client and class of the first run that has one class per example: skewed labels show within a row,
+    skewed amounts between rows."""
+    summary = next((summary for summary in summaries if any(summary.manifest.get("class_counts") or ())), None)
     if summary is None:
         return None
     counts = np.array(summary.manifest["class_counts"], dtype=np.int64)
