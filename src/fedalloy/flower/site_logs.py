@@ -18,13 +18,23 @@ from fedalloy.results.clients import client_name
 def site_log(folder: Path, site: str = "") -> list[str]:
     """The log of a node's folder; or what a server knows about a site, or without one about all."""
     if (folder / NODE_FILE).is_file():
-        return _lines(NodePlace.read(folder, trial=True).config.store / LOG)
+        return _of_node(NodePlace.read(folder, trial=True), site)
     seen = look(folder)
     _check(seen, site)
     found = [line for run in seen.runs for line in _of_run(run.folder, site)]
     for place in _beside(folder, site):
         found += [f"{place.name}: {line}" for line in _lines(place)]
     return [*found, *_refusals(seen, site)]
+
+
+def _of_node(place: NodePlace, site: str) -> list[str]:
+    """A node's own log; it knows nothing about others."""
+    if site not in ("", place.name):
+        raise SpecError(
+            f"{place.folder} is the folder of the node '{place.name}', which knows nothing about '{site}'; name a "
+            "server's folder or a run"
+        )
+    return _lines(place.config.store / LOG)
 
 
 def _check(seen: Overview, site: str) -> None:
