@@ -238,7 +238,7 @@ def _about_server(server: Server, now: float) -> list[Finding]:
         if days < _SOON:
             level = CRITICAL if days <= 0 else WARNING
             what = f"expired on {end:%Y-%m-%d}" if days <= 0 else f"expires in {days:.0f} days, on {end:%Y-%m-%d}"
-            found.append(Finding(level, f"the certificate {name} {what}"))
+            found.append(Finding(level, f"the certificate {name} {what}; new ones: fedalloy flower renew"))
     if server.free < _SHORT_OF_DISK:
         found.append(Finding(WARNING, f"only {server.free:.1f} GB of disk are free in {server.folder}"))
     return found
