@@ -21,7 +21,7 @@ from fedalloy.cli.flower import _finish
 from fedalloy.core.errors import SpecError
 from fedalloy.experiment.records.folder import RunFolder
 from fedalloy.flower import status
-from fedalloy.flower.layout import RUNNING, ServerPlace
+from fedalloy.flower.layout import PAUSED, RUNNING, ServerPlace
 from fedalloy.flower.programs import free_port
 from fedalloy.flower.project_templates import FederationPlan, write_federation
 from fedalloy.flower.site_logs import site_log
@@ -96,6 +96,21 @@ def test_an_older_run_that_goes_on_is_shown_and_not_the_newer_one_that_failed(re
     assert [(one.number, one.state) for one in seen.server.runs] == [("2", "finished:failed"), ("1", "running")]
     assert seen.server.runs[1].since == pytest.approx(NOW - 500.0)
     assert [run.folder for run in seen.runs] == [folder]
+
+
+@pytest.mark.parametrize("state", ["stopped", "interrupted"])
+def test_a_paused_run_is_shown_as_paused_and_is_no_fault(records, tmp_path, state):
+    """It is over for Flower, and another run may be newer; '--wait 0' ends it in the middle of a round."""
+    records.node("north", "online")
+    folder = a_run(tmp_path / "paused", "stopped" if state == "stopped" else "running")
+    (folder / PAUSED).touch()
+    records.run(1, folder, ago=500.0, over="stopped")
+    records.run(2, a_run(tmp_path / "new", "finished", rows=1), ago=100.0, over="completed")
+    seen = look(records.place.folder, NOW)
+    assert [(run.folder, run.state) for run in seen.runs] == [(folder, "paused")]
+    assert not [one for one in seen.findings() if str(folder) in one.text]
+    (folder / PAUSED).unlink()
+    assert [run.folder for run in look(records.place.folder, NOW).runs] == [tmp_path / "new"]
 
 
 def test_a_run_tells_round_speed_and_who_is_missing_since_when(tmp_path):

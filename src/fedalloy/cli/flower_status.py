@@ -29,9 +29,9 @@ def status(
 ) -> None:
     """Show the server, its nodes (last contact, refusals) and its runs: round, speed, time left, who is missing, why.
 
-    Without DIR: the newest run on a federation under runs/. For a server: its unfinished runs, or the newest one. The
-    exit code is for monitoring: 0 all is well, 1 a warning (a node is missing, a certificate expires within 60 days,
-    less than 1 GB of disk is free), 2 critical (no server, no node, a run that failed or was interrupted).
+    Without DIR: the newest run on a federation under runs/. For a server: its unfinished and paused runs, or the newest
+    one. The exit code is for monitoring: 0 all is well, 1 a warning (a node is missing, a certificate expires within 60
+    days, less than 1 GB of disk is free), 2 critical (no server, no node, a run that failed or was interrupted).
     """
     from fedalloy.flower.status import look
 

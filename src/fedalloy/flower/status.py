@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import SpecError
-from fedalloy.experiment.records.reading import is_run
+from fedalloy.experiment.records.reading import is_run, read_status
 from fedalloy.flower.contacts import Contact, in_words, read_contacts
 from fedalloy.flower.database import GONE, RunEntry, entries, run_entries
 from fedalloy.flower.layout import RUNNING, SERVER_FILE, ServerPlace
@@ -25,7 +25,7 @@ from fedalloy.flower.node_registry import identity_of
 from fedalloy.flower.operations import answers, found, front_answers
 from fedalloy.flower.pki import expires
 from fedalloy.flower.programs import alive
-from fedalloy.flower.progress import Progress, progress
+from fedalloy.flower.progress import Progress, is_paused, progress
 
 SILENT = 30.0
 """Seconds without a request after which a node that Flower counts as connected is called silent: it asks for work every
@@ -131,7 +131,7 @@ class Overview:
 
 def look(folder: Path, now: float | None = None) -> Overview:
     """The server and the runs that belong to a folder: a server's folder, a federation, or a run on a federation. For a
-    server these are the unfinished runs, or the newest one if there are none."""
+    server these are the unfinished and the paused runs, or the newest one if there are none."""
     at = time.time() if now is None else now
     place = _server_folder(folder)
     run = folder if is_run(folder) else folder.parent if is_run(folder.parent) and place else None
@@ -151,10 +151,15 @@ def _server_folder(folder: Path) -> Path | None:
 
 
 def _run_folders(server: Server) -> list[Path]:
-    """The folders of the unfinished runs, which may be older than one that has ended; else of the newest one."""
+    """The folders of the unfinished and the paused runs, which may be older than one that has ended; else of the newest
+    one."""
     known = [one for one in server.runs if one.folder and is_run(one.folder)]
-    unfinished = [one for one in known if not one.over]
+    unfinished = [one for one in known if not one.over or (one.folder and _waits(one.folder))]
     return list(dict.fromkeys(one.folder for one in unfinished or known[:1] if one.folder))
+
+
+def _waits(folder: Path) -> bool:
+    return is_paused(folder, str(read_status(folder)["state"]))
 
 
 def _look_at(folder: Path, now: float) -> Server:
