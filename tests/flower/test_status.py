@@ -22,6 +22,7 @@ from fedalloy.core.errors import SpecError
 from fedalloy.experiment.records.folder import RunFolder
 from fedalloy.flower import status
 from fedalloy.flower.layout import PAUSED, RUNNING, ServerPlace
+from fedalloy.flower.members import remove
 from fedalloy.flower.programs import free_port
 from fedalloy.flower.project_templates import FederationPlan, write_federation
 from fedalloy.flower.site_logs import site_log
@@ -58,6 +59,20 @@ def test_a_node_that_is_dead_is_silent_before_flower_notices(records):
     assert texts[0] == "2 of 3 nodes are missing: south (silent), west (not connected)"
     assert "south was refused: its clock is 9 s ahead of the server's" in texts
     assert seen.code == WARNING
+
+
+def test_a_node_that_was_revoked_and_asks_on_has_its_name(records):
+    """Its key is not admitted, but it is known whose it was."""
+    records.node("north", "online")
+    records.contacts(west={"last_contact": NOW - 9, "refused": NOW - 3, "reason": "unknown-key", "name": ""})
+    remove(records.place, "west")
+    seen = look(records.place.folder, NOW)
+    assert seen.server is not None
+    assert [(node.name, node.title) for node in seen.server.nodes if node.state == "not admitted"] == [
+        ("", "west (a former key)"), ("", "key 99")
+    ]  # fmt: skip
+    assert "west (a former key) was refused: its key is not admitted" in [one.text for one in seen.findings()]
+    assert [line for line in site_log(records.place.folder, "west") if "west (a former key) was refused" in line]
 
 
 def test_versions_of_nodes_are_shown_and_another_one_is_a_warning(records):

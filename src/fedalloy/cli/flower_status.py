@@ -108,7 +108,7 @@ def _show_server(server: Server, now: float) -> None:
 def _node_row(node: Known, now: float) -> list[str]:
     refused = f"{_ago(node.refused, now)}: {node.refusal}" if node.refused else ""
     since = _clock(node.since) if node.since else ""
-    return [node.name or node.number, node.state, since, _ago(node.last_contact, now), node.version, refused]
+    return [node.title, node.state, since, _ago(node.last_contact, now), node.version, refused]
 
 
 def _show_run(run: Progress) -> None:

@@ -40,6 +40,7 @@ def _of_node(place: NodePlace, site: str) -> list[str]:
 def _check(seen: Overview, site: str) -> None:
     known = {node.name for node in seen.server.nodes if node.name} if seen.server else set[str]()
     known |= {file.stem for file in ServerPlace.read(seen.server.folder).node_keys} if seen.server else set()
+    known |= {node.former for node in seen.server.nodes if node.former} if seen.server else set()
     known |= {client.name for run in seen.runs for client in run.clients}
     if site and site not in known:
         raise SpecError(f"there is no site '{site}'; {nearest(site, sorted(known))}")
@@ -67,8 +68,8 @@ def _beside(folder: Path, site: str) -> list[Path]:
 def _refusals(seen: Overview, site: str) -> Iterable[str]:
     nodes = seen.server.nodes if seen.server else ()
     for node in nodes:
-        if node.refused and site in ("", node.name):
-            yield f"{datetime.fromtimestamp(node.refused):%Y-%m-%d %H:%M:%S} {node.name} was refused: {node.refusal}"
+        if node.refused and site in ("", node.name, node.former):
+            yield f"{datetime.fromtimestamp(node.refused):%Y-%m-%d %H:%M:%S} {node.title} was refused: {node.refusal}"
 
 
 def _lines(file: Path) -> list[str]:

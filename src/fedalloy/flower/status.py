@@ -21,6 +21,7 @@ from fedalloy.experiment.records.reading import is_run, read_status
 from fedalloy.flower.contacts import Contact, in_words, read_contacts
 from fedalloy.flower.database import GONE, RunEntry, entries, run_entries
 from fedalloy.flower.layout import RUNNING, SERVER_FILE, ServerPlace
+from fedalloy.flower.members import former_names
 from fedalloy.flower.node_registry import identity_of
 from fedalloy.flower.operations import answers, found, front_answers
 from fedalloy.flower.pki import expires
@@ -41,8 +42,8 @@ OK, WARNING, CRITICAL = 0, 1, 2
 @dataclass(frozen=True)
 class Known:
     """A node: ``state`` is connected, silent, not connected or never connected, ``since`` when (seconds since 1970).
-    A node that was refused has the ``refusal`` and when that was; one without a name is not admitted. ``version`` is
-    its version of fedalloy, as it said when it joined."""
+    A node that was refused has the ``refusal`` and when that was; one without a name is not admitted, and ``former`` is
+    the node whose key it had before. ``version`` is its version of fedalloy, as it said when it joined."""
 
     name: str
     number: str
@@ -53,6 +54,12 @@ class Known:
     refused: float | None = None
     address: str = ""
     version: str = ""
+    former: str = ""
+
+    @property
+    def title(self) -> str:
+        """What it is called."""
+        return self.name or (f"{self.former} (a former key)" if self.former else self.number)
 
 
 @dataclass(frozen=True)
@@ -190,7 +197,11 @@ def _nodes(place: ServerPlace, running: bool, now: float) -> tuple[Known, ...]:
             state, since = "never connected", None
         nodes.append(_known(one.name or "?", one.number, state, since, contact))
     strangers = [one for one in contacts.values() if one.reason and not one.name]
-    return (*nodes, *(_known("", one.key, "not admitted", None, one) for one in strangers))
+    former = former_names(place)
+    unnamed = (
+        replace(_known("", one.key, "not admitted", None, one), former=former.get(one.key, "")) for one in strangers
+    )
+    return (*nodes, *unnamed)
 
 
 def _known(name: str, number: str, state: str, since: float | None, contact: Contact) -> Known:
@@ -232,7 +243,7 @@ def _about_server(server: Server, now: float) -> list[Finding]:
     elif server.answers and len(there) < len(admitted):
         absent = ", ".join(f"{node.name} ({node.state})" for node in admitted if node not in there)
         found.append(Finding(WARNING, f"{len(admitted) - len(there)} of {len(admitted)} nodes are missing: {absent}"))
-    found += [Finding(WARNING, f"{node.name or node.number} was refused: {node.refusal}")
+    found += [Finding(WARNING, f"{node.title} was refused: {node.refusal}")
               for node in server.nodes if node.refusal and node.state != "connected"]  # fmt: skip
     ours = (server.versions or {}).get("fedalloy", "")
     found += [Finding(WARNING, f"{node.name} has fedalloy {node.version}, the server {ours}: runs refuse it until both "
