@@ -1,6 +1,7 @@
 """What a round costs on real nodes: seconds, processor time and memory, by program.
 
-    PYTHONPATH=src python -m benchmarks.flower_large [--nodes 3] [--parameters 50e6] [--rounds 3] [--json]
+    PYTHONPATH=src python -m benchmarks.flower_large [--nodes 3] [--parameters 50e6] [--rounds 3]
+        [--contributions-mb 4000] [--json]
 
 A server with its front and real nodes on one machine, encrypted, each with torch and one gradient step a round (digits,
 a perceptron of four layers, one batch). Figures are without the first round, which also sends the app and loads torch.
@@ -32,7 +33,7 @@ from fedalloy.flower.submission import Study
 LIMIT, LAYERS = 3600.0, 4
 
 
-def recipe(nodes: int, parameters: float, rounds: int) -> Recipe:
+def recipe(nodes: int, parameters: float, rounds: int, contributions_mb: float = 4000.0) -> Recipe:
     """A perceptron of that size on digits, and one step a client and round. Its layers are square, so that activations
     are small beside it."""
     hidden = [max(1, round((parameters / (LAYERS - 1)) ** 0.5))] * LAYERS
@@ -43,20 +44,21 @@ def recipe(nodes: int, parameters: float, rounds: int) -> Recipe:
             "algorithm": {"name": "fedavg", "lr": 0.01, "batch_size": 64, "epochs": 1},
             "run": {"rounds": rounds},
             "evaluate": {"every": 10_000, "clients": 1},
-            "engine": {"kind": "flower", "minimum": nodes, "deadline": LIMIT},
+            "engine": {"kind": "flower", "minimum": nodes, "deadline": LIMIT, "contributions_mb": contributions_mb},
         }
     )
 
 
-def measure(nodes: int, parameters: float, rounds: int, place: Path) -> dict[str, Any]:
+def measure(chosen: Recipe, megabytes: float, place: Path) -> dict[str, Any]:
     """A run on a federation of its own, from the end of its first round on."""
+    nodes, rounds = chosen.partition.clients, chosen.run.rounds - 1
     write_federation(place / "fed", FederationPlan(numbered(nodes)))
     with LocalFederation.of(place / "fed", startup=600.0) as federation:
         names = ("server", "front", *federation.nodes)
         tokens = {name: f"{federation._token}.{name}" for name in names}
         with Accountant(tokens, every=0.2) as before:
             pass
-        run = Study(federation.cli, recipe(nodes, parameters, rounds + 1), place / "run").start()
+        run = Study(federation.cli, chosen, place / "run").start()
         wait_until(lambda: _round(place / "run") >= 1, "the first round ended", LIMIT, poll=0.5)
         with Accountant(tokens, every=0.2) as spent:
             wait_until(lambda: _round(place / "run") > rounds, "the last round ended", LIMIT, poll=0.5)
@@ -64,7 +66,7 @@ def measure(nodes: int, parameters: float, rounds: int, place: Path) -> dict[str
     times = [seconds_of(row) for row in read_run(place / "run").timings()][1:]
     return {
         "nodes": nodes,
-        "megabytes": parameters * 4 / 1e6,
+        "megabytes": megabytes,
         "seconds": times,
         "median": statistics.median(times),
         "server": _memory(spent, before, ("server", "front")),
@@ -115,11 +117,13 @@ def main() -> None:
     options.add_argument("--nodes", type=int, default=3)
     options.add_argument("--parameters", type=float, default=50e6)
     options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--contributions-mb", type=float, default=4000.0, help="as in [engine]: more of it is on disk")
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
+    study = recipe(chosen.nodes, chosen.parameters, chosen.rounds + 1, chosen.contributions_mb)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # nothing is left behind
     with tempfile.TemporaryDirectory(prefix="large-", ignore_cleanup_errors=True) as place:
-        found = measure(chosen.nodes, chosen.parameters, chosen.rounds, Path(place))
+        found = measure(study, chosen.parameters * 4 / 1e6, Path(place))
     print(json.dumps(found) if chosen.json else "\n".join(lines(found)), flush=True)
 
 

@@ -48,12 +48,16 @@ def judge(federation: Federation, name: str, recipe: Path, folder: Path) -> Verd
     tables = load(recipe).model_dump(exclude_none=True)
     tables["task"]["dataset"] = {"kind": "folder", "path": str(federation.place / "all")}
     tables |= {"engine": {"kind": "loop"}, "partition": {}}
-    ending = replay(resolve(parse(tables)), rows, folder=again)
+    experiment = resolve(parse(tables))
+    ending = replay(experiment, rows, folder=again)
     kept = _newest(folder)
     found.distance = _distance(kept["server"]["shared"], ending.state["shared"])
     if not found.distance <= TOLERANCE:
         found.problems.append(f"the model is {found.distance:.3g} from that of the records")
-    _check_states(federation, folder, rows, _newest(again)["clients"], found)
+    if experiment.algorithm.stateful:
+        run = str((read_json(folder / "federation.json") or {})["run"])
+        stores = {client: federation.folder(client) / "store" / run / str(client) for client in range(NODES)}
+        check_states(stores, rows, ending.trained.states(torch.arange(NODES)), found)
     return found
 
 
@@ -69,14 +73,15 @@ def _check_rows(rows: list[dict[str, Any]], rounds: int, found: Verdict) -> None
             found.problems.append(f"round {row['round']}: a node had lost its state: {row['lagging']}")
 
 
-def _check_states(
-    federation: Federation, folder: Path, rows: list[dict[str, Any]], wanted: Mapping[str, Any], found: Verdict
+def check_states(
+    stores: Mapping[int, Path], rows: list[dict[str, Any]], wanted: Mapping[int, Any], found: Verdict
 ) -> None:
     """A node's state after the last round in which it counted is that of the simulation."""
-    run = (read_json(folder / "federation.json") or {})["run"]
-    for client, state in wanted.items():
-        last = max((row["round"] for row in rows if int(client) in row["ids"]), default=0)
-        file = federation.folder(int(client)) / "store" / run / client / f"state-{last:06d}.safetensors"
+    for client, store in stores.items():
+        last = max((row["round"] for row in rows if client in row["ids"]), default=0)
+        if not last:
+            continue  # it never counted, and may keep nothing
+        file, state = store / f"state-{last:06d}.safetensors", wanted[client]
         if not file.exists():
             found.problems.append(f"node-{client} does not have its state of round {last}")
             continue

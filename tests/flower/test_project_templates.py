@@ -31,7 +31,14 @@ from fedalloy.flower.config import NodeConfig
 from fedalloy.flower.layout import NodePlace, ServerPlace, server_files
 from fedalloy.flower.local import LocalFederation
 from fedalloy.flower.node.policy import Policy
-from fedalloy.flower.pki import expires, make_node_key, make_server_certificate, public_half, write_private
+from fedalloy.flower.pki import (
+    expires,
+    make_node_key,
+    make_server_certificate,
+    public_half,
+    renew_certificates,
+    write_private,
+)
 from fedalloy.flower.prefork import launcher
 from fedalloy.flower.programs import TOKEN, DidNotStart, Program, carrying, end_all, free_port, wait_until
 from fedalloy.flower.project_templates import FederationPlan, numbered, write_federation
@@ -82,6 +89,32 @@ def test_a_server_is_known_by_its_names_and_by_no_other(tmp_path):
     assert timedelta(days=29) < left <= timedelta(days=30)
     authority = x509.load_pem_x509_certificate(files.ca_certificate.read_bytes())
     assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+
+
+def test_renewed_certificates_are_accepted_with_the_old_and_the_new_authority(tmp_path):
+    """Names and keys stay, so that sites change their ca.crt one after the other."""
+    write_federation(tmp_path / "fed", FederationPlan(("north",), host="fed.example.org", days=20))
+    files = server_files(tmp_path / "fed" / "server")
+    line = ["flower", "renew", str(tmp_path / "fed" / "server")]
+    aside = files.ca_key.rename(tmp_path / "offline.key")
+    missing = CliRunner().invoke(app, line)
+    assert missing.exit_code == 2
+    assert "--ca-key" in missing.output
+    before, key = expires(files.ca_certificate), files.key.read_bytes()
+    done = CliRunner().invoke(app, [*line, "--ca-key", str(aside), "--days", "100"])
+    assert done.exit_code == 0, done.output
+    assert f"before {before:%Y-%m-%d}" in " ".join(done.output.split())
+    assert files.key.read_bytes() == key
+    for file in (files.certificate, files.ca_certificate):
+        assert timedelta(days=99) < expires(file) - datetime.now(UTC) <= timedelta(days=100)
+    for authority in (tmp_path / "fed" / "nodes" / "north" / "ca.crt", files.ca_certificate):
+        for name in ("fed.example.org", "127.0.0.1"):
+            assert shake(type(files)(authority, aside, files.certificate, files.key), name) == "hello"
+    make_server_certificate(server_files(tmp_path / "other"))
+    told = files.certificate.read_bytes()
+    with pytest.raises(SpecError, match=r"is not the key of .*ca\.crt"):
+        renew_certificates(files, authority_key=tmp_path / "other" / "ca.key")
+    assert files.certificate.read_bytes() == told, "nothing was written"
 
 
 def test_a_node_key_is_a_p384_pair_in_openssh_format(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,12 @@ from fedalloy.cli.app import app
 from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.experiment.recipe import load
 from fedalloy.experiment.records.reading import read_run
-from fedalloy.flower.layout import ServerPlace
+from fedalloy.flower.layout import NodePlace, ServerPlace
 from fedalloy.flower.members import add, remove, replace_key
 from fedalloy.flower.node.approval import Approvals
 from fedalloy.flower.node.audit import START, Audit, verify
 from fedalloy.flower.node.policy import Policy
+from fedalloy.flower.node.store import NodeStore
 from fedalloy.flower.pki import make_node_key, public_half
 from fedalloy.flower.project_templates import FederationPlan, write_federation
 from fedalloy.flower.review import Review
@@ -145,6 +147,50 @@ def test_half_an_entry_of_a_crash_is_replaced_by_the_next(log):
     assert verify(log.parent)[0] == 6
 
 
+@pytest.mark.parametrize("torn", ["", '{"asked": 5, "bef'])
+def test_an_entry_of_any_length_is_followed_by_the_next(log, torn):
+    """However long: the chain goes on, and nothing of an entry that is whole is cut off."""
+    Audit(log.parent).note({"asked": "x" * 300_000})
+    with log.open("a") as file:
+        file.write(torn)
+    Audit(log.parent).note({"asked": 7})
+    assert verify(log.parent)[0] == 7
+
+
+def test_a_study_is_forgotten_after_it_was_withdrawn_and_without_an_approval(tmp_path, north):
+    """What a node keeps of a study is deleted, whatever was said about the study before."""
+    node, approvals = str(north.folder), Approvals(north.config.store)
+    for run, study in (("a" * 16, "1" * 64), ("b" * 16, "2" * 64), ("c" * 16, "2" * 64)):
+        approvals.mark(run, study)
+    approvals.approve("1" * 64, "first")
+    approvals.withdraw("first")
+    line = ["flower", "forget", node]
+    unknown = CliRunner().invoke(app, [*line, "3" * 64])
+    assert unknown.exit_code == 2
+    assert "222222222222 (not approved)" in unknown.output
+    told = CliRunner().invoke(app, [*line, "first"])
+    assert "deleted 1 folders" in told.output
+    assert "does not require approvals" in told.output, "it would come back"
+    assert "deleted 2 folders" in CliRunner().invoke(app, [*line, "2222"]).output
+    assert not list(north.config.store.glob("*/study"))
+    approvals.approve("4" * 64, "first")
+    assert approvals.find("first") == "4" * 64, "the one that is approved now"
+
+
+def test_what_is_forgotten_is_not_deleted_in_the_middle_of_an_order(north):
+    """An order that is being carried out is waited for."""
+    approvals, store = Approvals(north.config.store), NodeStore.of(north.config.store, "a" * 16, "0")
+    approvals.mark("a" * 16, "1" * 64)
+    with ThreadPoolExecutor(1) as pool:
+        with store.lock():
+            gone = pool.submit(approvals.forget, "1" * 64)
+            with pytest.raises(TimeoutError):
+                gone.result(0.3)
+            assert store.folder.is_dir()
+        assert gone.result(30) == [store.folder.parent]
+    assert not store.folder.exists()
+
+
 def test_the_review_says_what_a_policy_refuses(tmp_path):
     found = Review.of(load(recipe_file(tmp_path, "aaggff_s")))
     text = found.text(Policy(forbid=("loss_before",), max_parameters=10))
@@ -170,8 +216,17 @@ def test_the_commands_of_a_site(tmp_path):
     assert run("withdraw", node, study[:8]).strip() == f"withdrawn: {study}"
     assert "deleted 0 folders" in run("forget", node, study)
     assert "3 entries, none changed" in run("audit", node)
+    told = CliRunner().invoke(app, ["flower", "logs", node, "south"])
+    assert told.exit_code == 2
+    assert "is the folder of the node 'north'" in told.output
     assert CliRunner().invoke(app, ["flower", "audit", node, "--known", "ff"]).exit_code != 0
     assert run("logs", node) == ""
+
+
+@pytest.fixture
+def north(tmp_path: Path) -> NodePlace:
+    write_federation(tmp_path / "fed", FederationPlan(("north",)))
+    return NodePlace.read(tmp_path / "fed" / "nodes" / "north", trial=True)
 
 
 @pytest.fixture

@@ -21,7 +21,8 @@ from fedalloy.cli.flower import _finish
 from fedalloy.core.errors import SpecError
 from fedalloy.experiment.records.folder import RunFolder
 from fedalloy.flower import status
-from fedalloy.flower.layout import RUNNING, ServerPlace
+from fedalloy.flower.layout import PAUSED, RUNNING, ServerPlace
+from fedalloy.flower.members import remove
 from fedalloy.flower.programs import free_port
 from fedalloy.flower.project_templates import FederationPlan, write_federation
 from fedalloy.flower.site_logs import site_log
@@ -60,6 +61,20 @@ def test_a_node_that_is_dead_is_silent_before_flower_notices(records):
     assert seen.code == WARNING
 
 
+def test_a_node_that_was_revoked_and_asks_on_has_its_name(records):
+    """Its key is not admitted, but it is known whose it was."""
+    records.node("north", "online")
+    records.contacts(west={"last_contact": NOW - 9, "refused": NOW - 3, "reason": "unknown-key", "name": ""})
+    remove(records.place, "west")
+    seen = look(records.place.folder, NOW)
+    assert seen.server is not None
+    assert [(node.name, node.title) for node in seen.server.nodes if node.state == "not admitted"] == [
+        ("", "west (a former key)"), ("", "key 99")
+    ]  # fmt: skip
+    assert "west (a former key) was refused: its key is not admitted" in [one.text for one in seen.findings()]
+    assert [line for line in site_log(records.place.folder, "west") if "west (a former key) was refused" in line]
+
+
 def test_versions_of_nodes_are_shown_and_another_one_is_a_warning(records):
     for name in ("north", "south"):
         records.node(name, "online")
@@ -96,6 +111,21 @@ def test_an_older_run_that_goes_on_is_shown_and_not_the_newer_one_that_failed(re
     assert [(one.number, one.state) for one in seen.server.runs] == [("2", "finished:failed"), ("1", "running")]
     assert seen.server.runs[1].since == pytest.approx(NOW - 500.0)
     assert [run.folder for run in seen.runs] == [folder]
+
+
+@pytest.mark.parametrize("state", ["stopped", "interrupted"])
+def test_a_paused_run_is_shown_as_paused_and_is_no_fault(records, tmp_path, state):
+    """It is over for Flower, and another run may be newer; '--wait 0' ends it in the middle of a round."""
+    records.node("north", "online")
+    folder = a_run(tmp_path / "paused", "stopped" if state == "stopped" else "running")
+    (folder / PAUSED).touch()
+    records.run(1, folder, ago=500.0, over="stopped")
+    records.run(2, a_run(tmp_path / "new", "finished", rows=1), ago=100.0, over="completed")
+    seen = look(records.place.folder, NOW)
+    assert [(run.folder, run.state) for run in seen.runs] == [(folder, "paused")]
+    assert not [one for one in seen.findings() if str(folder) in one.text]
+    (folder / PAUSED).unlink()
+    assert [run.folder for run in look(records.place.folder, NOW).runs] == [tmp_path / "new"]
 
 
 def test_a_run_tells_round_speed_and_who_is_missing_since_when(tmp_path):

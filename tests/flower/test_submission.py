@@ -23,9 +23,9 @@ from fedalloy.experiment.records.folder import RunFolder
 from fedalloy.experiment.records.reading import read_run
 from fedalloy.experiment.records.stop import is_asked, request_of
 from fedalloy.flower import flwr_cli
-from fedalloy.flower.control import MARK, Control
+from fedalloy.flower.control import Control
 from fedalloy.flower.flwr_cli import FlwrCli
-from fedalloy.flower.layout import RUNNING, ServerPlace
+from fedalloy.flower.layout import PAUSED, RUNNING, ServerPlace
 from fedalloy.flower.project_templates import FederationPlan, write_federation
 from fedalloy.flower.submission import Study
 from fedalloy.flower.transport import RunEnded
@@ -191,10 +191,25 @@ def test_what_was_paused_is_resumed_and_nothing_else(server, tmp_path):
     server.run(7, folder)
     server.run(8, a_run(tmp_path / "other"), over="completed")
     assert control(server, [], lambda now: server.end(7, "completed")).pause() == ["7", "101"]
-    assert (folder / MARK).exists()
+    assert (folder / PAUSED).exists()
     assert control(server, []).resume() == ["102"]
-    assert not (folder / MARK).exists()
+    assert not (folder / PAUSED).exists()
     server.end(102, "completed")
+    assert control(server, []).resume() == []
+
+
+def test_what_was_paused_and_is_continued_or_over_is_not_resumed(server, tmp_path):
+    """'run' continues a paused study too; and the round in progress may have been the last one."""
+    folder = tmp_path / "run"
+    study(server, folder).start()
+    server.run(7, folder)
+    control(server, [], lambda now: [server.end(one, "completed") for one in (7, 101)]).pause()
+    assert (folder / PAUSED).exists()
+    study(server, folder).start()
+    assert not (folder / PAUSED).exists()
+    over = a_run(tmp_path / "over", "finished")
+    (over / PAUSED).touch()
+    server.run(9, over, over="completed")
     assert control(server, []).resume() == []
 
 

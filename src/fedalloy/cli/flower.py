@@ -12,7 +12,7 @@ import typer
 
 from fedalloy.cli.console import complain, number, print_table
 from fedalloy.cli.flower_backup import backup, restore
-from fedalloy.cli.flower_members import ServerFolder, admit, commands_to, revoke, rotate
+from fedalloy.cli.flower_members import ServerFolder, admit, commands_to, renew, revoke, rotate
 from fedalloy.cli.flower_node import doctor, dry_run
 from fedalloy.cli.flower_site import approve, audit, forget, review, withdraw
 from fedalloy.cli.flower_status import logs, missing_rows, status
@@ -202,7 +202,7 @@ def node(
     raise typer.Exit(keep_running(folder, log_as(log_format, typer.echo), metrics_port))
 
 
-OF_SERVERS, OF_SITES = (admit, revoke, rotate, status, logs, backup, restore), (doctor, dry_run, review, approve)
+OF_SERVERS, OF_SITES = (admit, revoke, rotate, renew, status, logs, backup, restore), (doctor, dry_run, review, approve)
 for command in (*OF_SERVERS, *OF_SITES, withdraw, forget, audit):
     app.command()(command)
 

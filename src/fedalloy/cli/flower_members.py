@@ -1,4 +1,4 @@
-"""``fedalloy flower admit``, ``revoke`` and ``rotate``: the members of a federation, changed while it runs."""
+"""``fedalloy flower admit``, ``revoke``, ``rotate`` and ``renew``: the members of a federation and its certificates."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from fedalloy.core.errors import SpecError
 
 if TYPE_CHECKING:
     from fedalloy.flower.flwr_cli import FlwrCli
@@ -20,7 +22,6 @@ KeyFile = Annotated[Path, typer.Argument(help="The node's public key (node.key.p
 @contextmanager
 def commands_to(folder: Path) -> Iterator[FlwrCli]:
     """Commands to the server of a folder, which must be running."""
-    from fedalloy.core.errors import SpecError
     from fedalloy.flower.flwr_cli import FlwrCli
     from fedalloy.flower.operations import answers, found
 
@@ -40,7 +41,6 @@ def admit(
 
     Every start of the server admits exactly the nodes whose public keys are in DIR/nodes.
     """
-    from fedalloy.core.errors import SpecError
     from fedalloy.flower.layout import ServerPlace
     from fedalloy.flower.members import add
 
@@ -66,14 +66,40 @@ def revoke(folder: ServerFolder, name: NodeName) -> None:
 def rotate(folder: ServerFolder, name: NodeName, key: KeyFile) -> None:
     """Give a node a new key; name, seat and state stay the same. The old key is shut out at once.
 
-    Certificates are different: server and front read them when they start. Replace the files and restart the server;
-    nodes connect again by themselves.
+    Certificates are different: server and front read them when they start ('renew' makes new ones). Restart the server
+    then; nodes connect again by themselves.
     """
     from fedalloy.flower.layout import ServerPlace
     from fedalloy.flower.members import replace_key
 
     replace_key(ServerPlace.read(folder), name, key)
     _apply(folder)
+
+
+def renew(
+    folder: ServerFolder,
+    ca_key: Annotated[
+        Path | None, typer.Option("--ca-key", help="The authority's key; default: ca.key in DIR.", metavar="FILE")
+    ] = None,
+    days: Annotated[int, typer.Option("--days", help="How long the new certificates are valid.")] = 397,
+) -> None:
+    """Make new certificates of the server and of the authority, before the old ones expire; keys and names stay.
+
+    Restart the server, and send DIR/ca.crt to the nodes: until their old one expires they accept the server with that.
+    """
+    from fedalloy.flower.layout import ServerPlace
+    from fedalloy.flower.pki import expires, renew_certificates
+
+    place = ServerPlace.read(folder)
+    if not place.secure:
+        raise SpecError(f"the server in {folder} is not encrypted and has no certificates")
+    before = renew_certificates(place.files, days, ca_key)
+    typer.echo(f"new certificates in {folder}, valid until {expires(place.files.certificate):%Y-%m-%d}")
+    typer.echo("restart the server: it reads them when it starts; the same 'run' command then continues the study")
+    typer.echo(
+        f"send {place.files.ca_certificate} to the operator of every node, who replaces ca.crt and restarts the node "
+        f"before {before:%Y-%m-%d}: until then nodes accept the server with the old one too"
+    )
 
 
 def _apply(folder: Path, needed: bool = False) -> None:

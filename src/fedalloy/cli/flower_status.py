@@ -29,9 +29,9 @@ def status(
 ) -> None:
     """Show the server, its nodes (last contact, refusals) and its runs: round, speed, time left, who is missing, why.
 
-    Without DIR: the newest run on a federation under runs/. For a server: its unfinished runs, or the newest one. The
-    exit code is for monitoring: 0 all is well, 1 a warning (a node is missing, a certificate expires within 60 days,
-    less than 1 GB of disk is free), 2 critical (no server, no node, a run that failed or was interrupted).
+    Without DIR: the newest run on a federation under runs/. For a server: its unfinished and paused runs, or the newest
+    one. The exit code is for monitoring: 0 all is well, 1 a warning (a node is missing, a certificate expires within 60
+    days, less than 1 GB of disk is free), 2 critical (no server, no node, a run that failed or was interrupted).
     """
     from fedalloy.flower.status import look
 
@@ -108,7 +108,7 @@ def _show_server(server: Server, now: float) -> None:
 def _node_row(node: Known, now: float) -> list[str]:
     refused = f"{_ago(node.refused, now)}: {node.refusal}" if node.refused else ""
     since = _clock(node.since) if node.since else ""
-    return [node.name or node.number, node.state, since, _ago(node.last_contact, now), node.version, refused]
+    return [node.title, node.state, since, _ago(node.last_contact, now), node.version, refused]
 
 
 def _show_run(run: Progress) -> None:

@@ -18,9 +18,9 @@ from fedalloy.experiment.recipe import load
 from fedalloy.experiment.records.stop import ask_to_stop
 from fedalloy.flower.database import RunEntry, run_entries
 from fedalloy.flower.flwr_cli import FlwrCli, SubmittedRun
-from fedalloy.flower.submission import WANTED, Study
+from fedalloy.flower.layout import PAUSED
+from fedalloy.flower.submission import WANTED, Study, state_of
 
-MARK = "paused"
 _LOOK = 0.5
 Say = Callable[[str], None]
 
@@ -52,7 +52,7 @@ class Control:
         """Stop all unfinished runs, and mark them to be resumed."""
         for one in self._unfinished():
             if one.folder and one.folder.is_dir():
-                (one.folder / MARK).touch()
+                (one.folder / PAUSED).touch()
         return self.stop()
 
     def resume(self) -> list[str]:
@@ -60,10 +60,9 @@ class Control:
         going = {one.folder for one in self._unfinished()}
         started: dict[Path, str] = {}
         for one in run_entries(self.cli.place):
-            if one.folder and one.folder not in {*going, *started} and (one.folder / MARK).exists():
+            if one.folder and one.folder not in {*going, *started} and _is_paused(one.folder):
                 study = Study(self.cli, load(one.folder / WANTED), one.folder, one.seed)
                 started[one.folder] = study.start().id
-                (one.folder / MARK).unlink(missing_ok=True)
         return list(started.values())
 
     def _unfinished(self, among: Sequence[RunEntry] | None = None) -> list[RunEntry]:
@@ -75,3 +74,8 @@ class Control:
         end = self.clock() + self.patience
         while self._unfinished(asked) and self.clock() < end:
             self.sleep(_LOOK)
+
+
+def _is_paused(folder: Path) -> bool:
+    """Whether a run waits for ``resume``; one whose last round was the one in progress has nothing left to do."""
+    return (folder / PAUSED).exists() and state_of(folder) != "finished"

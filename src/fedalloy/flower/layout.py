@@ -20,6 +20,8 @@ from fedalloy.flower.pki import ServerFiles
 SERVER_FILE, NODE_FILE = "server.toml", "node.toml"
 RUNNING = "running.json"
 """In the server's folder while a local federation runs: its port, the process that started it, and its nodes."""
+PAUSED = "paused"
+"""In a run folder from ``pause`` on, until the run is continued."""
 _SERVER_KEYS = ("host", "port", "secure", "local_port", "clients")
 _NODE_KEYS = ("server", "secure", "port", "client", "data", "store", "policy", "device", "threads")
 

@@ -6,6 +6,7 @@ name: a node with a new key continues with the state on its own disk.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from fedalloy.flower.admission import check_registrable, key_file, keys, public_
 from fedalloy.flower.database import entries
 from fedalloy.flower.layout import ServerPlace
 from fedalloy.flower.names import check_name
+from fedalloy.flower.node_registry import identity_of
 
 _FORMER = "former"
 """The folder, below ``nodes/``, of keys that are not admitted any more."""
@@ -27,6 +29,15 @@ def add(place: ServerPlace, name: str, key: Path) -> None:
         raise SpecError(f"'{name}' has a key already; give it a new one with 'fedalloy flower rotate'")
     _check_new(place, name, key)
     atomic.write_text(key_file(place, name), key.read_text(encoding="utf-8"))
+
+
+def former_names(place: ServerPlace) -> dict[str, str]:
+    """The names of nodes by the keys that they had before."""
+    found = {}
+    for file in sorted((place.folder / "nodes" / _FORMER).glob("*.pub")):
+        with contextlib.suppress(SpecError):
+            found[identity_of(public_key(file))] = file.stem.rpartition("-")[0]
+    return found
 
 
 def remove(place: ServerPlace, name: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedalloy.core.errors import SpecError
+from fedalloy.experiment.records import atomic
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -51,6 +52,33 @@ def make_server_certificate(files: ServerFiles, hosts: Sequence[str] = (), days:
     write_public(files.certificate, _pem(certificate))
 
 
+def renew_certificates(files: ServerFiles, days: int = DAYS, authority_key: Path | None = None) -> datetime:
+    """Write a new server certificate, for the names of the old one, and a new one of the authority, which keeps its key
+    and its name: until the old ``ca.crt`` ends, which is returned, nodes that have that one accept the server too."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    if days < 1:
+        raise SpecError(f"certificates cannot be valid for {days} days; use 1 or more")
+    kept = authority_key or files.ca_key
+    try:
+        old, ca = (_read(file) for file in (files.certificate, files.ca_certificate))
+        ca_key, key = (load_pem_private_key(file.read_bytes(), None) for file in (kept, files.key))
+    except (OSError, ValueError, TypeError) as error:
+        raise SpecError(
+            f"the certificates cannot be renewed: {error}. This needs {files.certificate}, {files.key}, "
+            f"{files.ca_certificate} and the authority's key {kept} (--ca-key: where that is kept)"
+        ) from None
+    if ca_key.public_key() != ca.public_key():
+        raise SpecError(f"{kept} is not the key of {files.ca_certificate}; nodes would refuse what it signs")
+    names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    hosts = [str(one.value) for one in names]
+    renewed = _authority(ca_key, days)
+    atomic.write_text(files.certificate, _pem(_server(key, renewed, ca_key, hosts, days)).decode())
+    atomic.write_text(files.ca_certificate, _pem(renewed).decode())
+    return ca.not_valid_after_utc
+
+
 def make_node_key(path: Path, comment: str = "") -> None:
     """Write a P-384 key pair as OpenSSH does: ``path``, readable only by its owner, and ``path.pub``."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
@@ -72,9 +100,13 @@ def public_half(private: Path) -> Path:
 
 def expires(certificate: Path) -> datetime:
     """When a certificate ends."""
+    return _read(certificate).not_valid_after_utc
+
+
+def _read(certificate: Path) -> x509.Certificate:
     from cryptography import x509
 
-    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    return x509.load_pem_x509_certificate(certificate.read_bytes())
 
 
 def write_private(path: Path, content: bytes) -> None:

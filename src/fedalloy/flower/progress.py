@@ -12,6 +12,7 @@ from typing import Any
 
 from fedalloy.experiment.records.reading import newest_rows, read_run
 from fedalloy.experiment.records.scalars import seconds_of
+from fedalloy.flower.layout import PAUSED
 from fedalloy.results.clients import client_name
 
 _TROUBLES = 10
@@ -82,7 +83,7 @@ def progress(folder: Path, now: float | None = None) -> Progress:
     latest = next(newest_rows(folder / "rounds.jsonl", 1), {})
     return Progress(
         folder,
-        str(status["state"]),
+        "paused" if is_paused(folder, str(status["state"])) else str(status["state"]),
         record.last_round,
         rounds,
         str(status.get("reason", "")),
@@ -94,6 +95,11 @@ def progress(folder: Path, now: float | None = None) -> Progress:
         dict(latest.get("refused", {})),
         _troubles(folder, manifest),
     )
+
+
+def is_paused(folder: Path, state: str) -> bool:
+    """Whether a run that was ended, after a round or in the middle of one, waits for ``resume``."""
+    return state in ("stopped", "interrupted") and (folder / PAUSED).exists()
 
 
 def _speed(folder: Path) -> float | None:

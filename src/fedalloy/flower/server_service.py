@@ -61,7 +61,7 @@ def check_startable(place: ServerPlace) -> None:
             if (end := expires(file)) <= datetime.now(UTC):
                 raise SpecError(
                     f"the certificate {file} expired on {end:%Y-%m-%d}, so no node would connect; make new ones with "
-                    "'fedalloy flower init' in another folder, and give every node the new ca.crt"
+                    f"'fedalloy flower renew {place.folder}', and give every node the new ca.crt"
                 )
         _check_port(place.host, place.port, "port", place)
     _check_port("127.0.0.1", place.link_port, "local_port" if place.secure else "port", place)

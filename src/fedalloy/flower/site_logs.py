@@ -18,7 +18,7 @@ from fedalloy.results.clients import client_name
 def site_log(folder: Path, site: str = "") -> list[str]:
     """The log of a node's folder; or what a server knows about a site, or without one about all."""
     if (folder / NODE_FILE).is_file():
-        return _lines(NodePlace.read(folder, trial=True).config.store / LOG)
+        return _of_node(NodePlace.read(folder, trial=True), site)
     seen = look(folder)
     _check(seen, site)
     found = [line for run in seen.runs for line in _of_run(run.folder, site)]
@@ -27,9 +27,20 @@ def site_log(folder: Path, site: str = "") -> list[str]:
     return [*found, *_refusals(seen, site)]
 
 
+def _of_node(place: NodePlace, site: str) -> list[str]:
+    """A node's own log; it knows nothing about others."""
+    if site not in ("", place.name):
+        raise SpecError(
+            f"{place.folder} is the folder of the node '{place.name}', which knows nothing about '{site}'; name a "
+            "server's folder or a run"
+        )
+    return _lines(place.config.store / LOG)
+
+
 def _check(seen: Overview, site: str) -> None:
     known = {node.name for node in seen.server.nodes if node.name} if seen.server else set[str]()
     known |= {file.stem for file in ServerPlace.read(seen.server.folder).node_keys} if seen.server else set()
+    known |= {node.former for node in seen.server.nodes if node.former} if seen.server else set()
     known |= {client.name for run in seen.runs for client in run.clients}
     if site and site not in known:
         raise SpecError(f"there is no site '{site}'; {nearest(site, sorted(known))}")
@@ -57,8 +68,8 @@ def _beside(folder: Path, site: str) -> list[Path]:
 def _refusals(seen: Overview, site: str) -> Iterable[str]:
     nodes = seen.server.nodes if seen.server else ()
     for node in nodes:
-        if node.refused and site in ("", node.name):
-            yield f"{datetime.fromtimestamp(node.refused):%Y-%m-%d %H:%M:%S} {node.name} was refused: {node.refusal}"
+        if node.refused and site in ("", node.name, node.former):
+            yield f"{datetime.fromtimestamp(node.refused):%Y-%m-%d %H:%M:%S} {node.title} was refused: {node.refusal}"
 
 
 def _lines(file: Path) -> list[str]:

@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import SpecError
-from fedalloy.experiment.records.reading import is_run
+from fedalloy.experiment.records.reading import is_run, read_status
 from fedalloy.flower.contacts import Contact, in_words, read_contacts
 from fedalloy.flower.database import GONE, RunEntry, entries, run_entries
 from fedalloy.flower.layout import RUNNING, SERVER_FILE, ServerPlace
+from fedalloy.flower.members import former_names
 from fedalloy.flower.node_registry import identity_of
 from fedalloy.flower.operations import answers, found, front_answers
 from fedalloy.flower.pki import expires
 from fedalloy.flower.programs import alive
-from fedalloy.flower.progress import Progress, progress
+from fedalloy.flower.progress import Progress, is_paused, progress
 
 SILENT = 30.0
 """Seconds without a request after which a node that Flower counts as connected is called silent: it asks for work every
@@ -41,8 +42,8 @@ OK, WARNING, CRITICAL = 0, 1, 2
 @dataclass(frozen=True)
 class Known:
     """A node: ``state`` is connected, silent, not connected or never connected, ``since`` when (seconds since 1970).
-    A node that was refused has the ``refusal`` and when that was; one without a name is not admitted. ``version`` is
-    its version of fedalloy, as it said when it joined."""
+    A node that was refused has the ``refusal`` and when that was; one without a name is not admitted, and ``former`` is
+    the node whose key it had before. ``version`` is its version of fedalloy, as it said when it joined."""
 
     name: str
     number: str
@@ -53,6 +54,12 @@ class Known:
     refused: float | None = None
     address: str = ""
     version: str = ""
+    former: str = ""
+
+    @property
+    def title(self) -> str:
+        """What it is called."""
+        return self.name or (f"{self.former} (a former key)" if self.former else self.number)
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,7 @@ class Overview:
 
 def look(folder: Path, now: float | None = None) -> Overview:
     """The server and the runs that belong to a folder: a server's folder, a federation, or a run on a federation. For a
-    server these are the unfinished runs, or the newest one if there are none."""
+    server these are the unfinished and the paused runs, or the newest one if there are none."""
     at = time.time() if now is None else now
     place = _server_folder(folder)
     run = folder if is_run(folder) else folder.parent if is_run(folder.parent) and place else None
@@ -151,10 +158,15 @@ def _server_folder(folder: Path) -> Path | None:
 
 
 def _run_folders(server: Server) -> list[Path]:
-    """The folders of the unfinished runs, which may be older than one that has ended; else of the newest one."""
+    """The folders of the unfinished and the paused runs, which may be older than one that has ended; else of the newest
+    one."""
     known = [one for one in server.runs if one.folder and is_run(one.folder)]
-    unfinished = [one for one in known if not one.over]
+    unfinished = [one for one in known if not one.over or (one.folder and _waits(one.folder))]
     return list(dict.fromkeys(one.folder for one in unfinished or known[:1] if one.folder))
+
+
+def _waits(folder: Path) -> bool:
+    return is_paused(folder, str(read_status(folder)["state"]))
 
 
 def _look_at(folder: Path, now: float) -> Server:
@@ -185,7 +197,11 @@ def _nodes(place: ServerPlace, running: bool, now: float) -> tuple[Known, ...]:
             state, since = "never connected", None
         nodes.append(_known(one.name or "?", one.number, state, since, contact))
     strangers = [one for one in contacts.values() if one.reason and not one.name]
-    return (*nodes, *(_known("", one.key, "not admitted", None, one) for one in strangers))
+    former = former_names(place)
+    unnamed = (
+        replace(_known("", one.key, "not admitted", None, one), former=former.get(one.key, "")) for one in strangers
+    )
+    return (*nodes, *unnamed)
 
 
 def _known(name: str, number: str, state: str, since: float | None, contact: Contact) -> Known:
@@ -227,7 +243,7 @@ def _about_server(server: Server, now: float) -> list[Finding]:
     elif server.answers and len(there) < len(admitted):
         absent = ", ".join(f"{node.name} ({node.state})" for node in admitted if node not in there)
         found.append(Finding(WARNING, f"{len(admitted) - len(there)} of {len(admitted)} nodes are missing: {absent}"))
-    found += [Finding(WARNING, f"{node.name or node.number} was refused: {node.refusal}")
+    found += [Finding(WARNING, f"{node.title} was refused: {node.refusal}")
               for node in server.nodes if node.refusal and node.state != "connected"]  # fmt: skip
     ours = (server.versions or {}).get("fedalloy", "")
     found += [Finding(WARNING, f"{node.name} has fedalloy {node.version}, the server {ours}: runs refuse it until both "
@@ -238,7 +254,7 @@ def _about_server(server: Server, now: float) -> list[Finding]:
         if days < _SOON:
             level = CRITICAL if days <= 0 else WARNING
             what = f"expired on {end:%Y-%m-%d}" if days <= 0 else f"expires in {days:.0f} days, on {end:%Y-%m-%d}"
-            found.append(Finding(level, f"the certificate {name} {what}"))
+            found.append(Finding(level, f"the certificate {name} {what}; new ones: fedalloy flower renew"))
     if server.free < _SHORT_OF_DISK:
         found.append(Finding(WARNING, f"only {server.free:.1f} GB of disk are free in {server.folder}"))
     return found

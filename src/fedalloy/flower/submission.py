@@ -14,6 +14,7 @@ from fedalloy.flower.bundle import write_bundle
 from fedalloy.flower.config import ServerConfig
 from fedalloy.flower.database import run_entries
 from fedalloy.flower.flwr_cli import FlwrCli, SubmittedRun
+from fedalloy.flower.layout import PAUSED
 
 Say = Callable[[str], None]
 COMPLETED = "finished:completed"
@@ -75,7 +76,9 @@ class Study:
         place.mkdir(parents=True, exist_ok=True)
         atomic.write_text(place / WANTED, self._text)
         bundle = write_bundle(place / "bundle")
-        return self.cli.start_run(bundle, ServerConfig(place / WANTED, place, self.seed).to_keys())
+        run = self.cli.start_run(bundle, ServerConfig(place / WANTED, place, self.seed).to_keys())
+        (place / PAUSED).unlink(missing_ok=True)  # or a later 'resume' would start it again
+        return run
 
     @property
     def _text(self) -> str:

@@ -8,6 +8,7 @@ a node refuses every study whose fingerprint is not in ``approvals.json`` in its
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -21,7 +22,8 @@ from pydantic import BaseModel
 
 from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.experiment.records import atomic
-from fedalloy.flower.node.audit import Audit
+from fedalloy.flower.node.audit import Audit, approved_once
+from fedalloy.flower.node.store import NodeStore
 from fedalloy.flower.protocol.header import Refused
 from fedalloy.flower.protocol.orders import AlgorithmSpec, RuleSpec, TaskSpec
 from fedalloy.flower.protocol.plain_values import thawed
@@ -68,21 +70,39 @@ class Approvals:
         """Withdraw the approval of a study, named by its fingerprint, the beginning of it, or its name; returns the
         fingerprint. Its next order is refused."""
         known = self.read()
-        chosen = [one for one in known if one.startswith(study) or known[one]["name"] == study]
-        if len(chosen) != 1:
-            listed = ", ".join(f"{one[:12]} ({about['name']})" for one, about in known.items()) or "none"
-            raise SpecError(f"'{study}' is not one approved study; approved: {listed}")
-        self._write({one: about for one, about in known.items() if one != chosen[0]})
-        Audit(self.store).note({"withdrawn": chosen[0]})
-        return chosen[0]
+        chosen = _one_of(study, {one: str(about["name"]) for one, about in known.items()}, "approved")
+        self._write({one: about for one, about in known.items() if one != chosen})
+        Audit(self.store).note({"withdrawn": chosen})
+        return chosen
+
+    def find(self, study: str) -> str:
+        """The fingerprint of a study that is approved, was approved once, or of which something is kept, named as for
+        :meth:`withdraw`; an approved one comes first."""
+        approved = {one: str(about["name"]) for one, about in self.read().items()}
+        if len(_matching(study, approved)) == 1:
+            return _matching(study, approved)[0]
+        kept = dict.fromkeys(self._kept(), "not approved")
+        return _one_of(study, {**kept, **approved_once(self.store), **approved}, "known")
 
     def forget(self, study: str) -> list[Path]:
-        """Delete what the node keeps of a study: states, own models, lists of what was sent. The audit log stays."""
-        marks = [mark for mark in self.store.glob(f"*/{_MARK}") if mark.read_text(encoding="utf-8").strip() == study]
-        for mark in marks:
-            shutil.rmtree(mark.parent)
-        Audit(self.store).note({"forgotten": study, "runs": [mark.parent.name for mark in marks]})
-        return [mark.parent for mark in marks]
+        """Delete what the node keeps of a study: states, own models, lists of what was sent. An order that is being
+        carried out is waited for. The audit log stays."""
+        gone = self._kept().get(study, [])
+        for folder in gone:
+            with contextlib.ExitStack() as stack:
+                for client in sorted(folder.iterdir()):
+                    if client.is_dir():
+                        stack.enter_context(NodeStore(client).lock())
+                shutil.rmtree(folder)
+        Audit(self.store).note({"forgotten": study, "runs": [folder.name for folder in gone]})
+        return gone
+
+    def _kept(self) -> dict[str, list[Path]]:
+        """The folders of runs in the store, by study."""
+        found: dict[str, list[Path]] = {}
+        for mark in sorted(self.store.glob(f"*/{_MARK}")):
+            found.setdefault(mark.read_text(encoding="utf-8").strip(), []).append(mark.parent)
+        return found
 
     def check(self, study: str, required: bool) -> None:
         """Refuse a study that is not approved, where that is required."""
@@ -111,3 +131,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return {name: _plain(getattr(value, name)) for name in type(value).model_fields}
     return [_plain(one) for one in value] if isinstance(value, tuple) else thawed(value)
+
+
+def _matching(study: str, known: Mapping[str, str]) -> list[str]:
+    """The studies of a fingerprint, the beginning of it, or a name."""
+    return [one for one, name in known.items() if study and (one.startswith(study) or name == study)]
+
+
+def _one_of(study: str, known: Mapping[str, str], state: str) -> str:
+    chosen = _matching(study, known)
+    if len(chosen) != 1:
+        listed = ", ".join(f"{one[:12]} ({name})" for one, name in known.items()) or "none"
+        raise SpecError(f"'{study}' is not one {state} study; {state}: {listed}")
+    return chosen[0]

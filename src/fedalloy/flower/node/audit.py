@@ -7,6 +7,7 @@ the operator notes the last hash from time to time and checks that it is still t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -73,6 +74,17 @@ def verify(store: Path, known: str = "") -> tuple[int, str]:
     return count, expected
 
 
+def approved_once(store: Path) -> dict[str, str]:
+    """The studies that were ever approved, by fingerprint, with the last name they had."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(FileNotFoundError), (store / FILE).open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                entry = json.loads(line)
+                found[str(entry["approved"])] = str(entry["name"])
+    return found
+
+
 def _checked(text: str, expected: str, where: str) -> str:
     """The hash of a line that follows the one with the hash ``expected``."""
     try:
@@ -99,8 +111,7 @@ def _last_hash(log: Any) -> str:
     """The hash of the last line. Half a line, from a crash while it was written, is cut off: its answer was not
     sent."""
     size = log.seek(0, os.SEEK_END)
-    log.seek(max(0, size - _TAIL))
-    tail = log.read()
+    tail = _last_lines(log, size)
     torn = len(tail) - (tail.rfind(b"\n") + 1)
     if torn:
         log.truncate(size - torn)
@@ -111,3 +122,12 @@ def _last_hash(log: Any) -> str:
         return str(json.loads(tail.splitlines()[-1])["hash"])
     except (ValueError, KeyError, TypeError):
         return START
+
+
+def _last_lines(log: Any, size: int) -> bytes:
+    """The end of a log, with its last whole line whatever the length of that: two line ends, or everything."""
+    length, tail = _TAIL, b""
+    while len(tail) < size and tail.count(b"\n") < 2:
+        log.seek(max(0, size - length))
+        tail, length = log.read(), 2 * length
+    return tail
