@@ -37,9 +37,18 @@ METHODS = (
     "fedavg", "scaffold", "ditto", "superfed_mm", "aaggff_d", "fedlayerwise", "median", "fedcams", "fedevg",
 )  # fmt: skip
 NODES, KILLS, ROUNDS = 3, 3, 3
+ENDLESS = 1_000_000
+"""Rounds of a run that is to be killed: more than it can do before."""
 TOLERANCE = 1e-9
-PATIENCE = 180.0
+PATIENCE = 600.0
 """Seconds after which something that should have happened has not; many times what it takes on an idle machine."""
+SURROUNDINGS = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's own processes listen on the loopback address
+    "RAY_worker_niceness": "0",  # with Ray's default, 15, workers take many times as long on a busy machine
+    "RAY_worker_register_timeout_seconds": "600",  # as long as a worker may take to start
+    # What other programs take of memory and disk ends no worker: only the planted faults do.
+    "RAY_memory_monitor_refresh_ms": "0", "RAY_local_fs_capacity_threshold": "1",
+}  # fmt: skip
 RECIPE = Path(__file__).parents[1] / "recipes" / "quickstart.toml"
 Check = Callable[["Cluster", Path], list[str]]
 
@@ -66,9 +75,8 @@ class Cluster:
     """Three raylets with one core each, and the engines that the checks share."""
 
     def __init__(self) -> None:
-        # Ray's own processes listen on the loopback address. It gives its workers a low priority (nice 15), with which
-        # they would take many times as long on a busy machine.
-        os.environ.update({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0"})
+        os.environ.update(SURROUNDINGS)
+        ray_pool.START_SECONDS = PATIENCE
         self.ray = load_ray()
         from ray.cluster_utils import Cluster as Raylets
 
@@ -286,18 +294,13 @@ def a_killed_actor_changes_nothing(cluster: Cluster, folder: Path) -> list[str]:
 
 def a_killed_node_changes_nothing(cluster: Cluster, folder: Path) -> list[str]:
     """A machine that is lost in the middle of a round; the others take over. Comes last: the node does not return."""
-    engine, task = cluster.engine(3), deadly_task(None, 0, gate := folder / "gate")
-    played("fedavg", engine, folder / "calm", task, 3)
-    assert engine._pool is not None
-    used = {member.node for member in engine._pool.members}
-    there = [one for one in cluster.others if one.node_id in used]
-    if not there:
-        return [f"all workers are on one machine: {used}"]
-    cluster.others.remove(there[0])
+    task = deadly_task(None, 0, gate := folder / "gate")
+    engine, lost_node = _spread(cluster, folder / "calm", task)
+    cluster.others.remove(lost_node)
 
     def lose() -> None:
-        theirs = {pid for pid in _workers() if _parent(pid) in _raylets_of(there[0])}
-        cluster.raylets.remove_node(there[0], allow_graceful=False)
+        theirs = {pid for pid in _workers() if _parent(pid) in _raylets_of(lost_node)}
+        cluster.raylets.remove_node(lost_node, allow_graceful=False)
         _wait(lambda: not any(map(_alive, theirs)))  # a worker that lives on for a moment could answer until the end
         gate.unlink()
 
@@ -318,6 +321,20 @@ def a_killed_node_changes_nothing(cluster: Cluster, folder: Path) -> list[str]:
     return [*unequal(files_of(folder / "calm"), files_of(folder / "lost"), "after the loss of a node"), *wrong]
 
 
+def _spread(cluster: Cluster, folder: Path, task: Any) -> tuple[LongLived, Any]:
+    """An engine with a worker on a machine that may be lost, and that machine; Ray spreads workers as well as it can."""
+    for attempt in range(9):
+        engine = cluster.engine(3)
+        played("fedavg", engine, folder if attempt == 0 else folder.with_name(f"calm-{attempt}"), task, 3)
+        assert engine._pool is not None
+        used = {member.node for member in engine._pool.members}
+        for node in cluster.others:
+            if node.node_id in used:
+                return engine, node
+        engine.end()
+    raise RuntimeError("all workers are on the machine of the driver")
+
+
 def a_killed_driver_resumes(cluster: Cluster, folder: Path, kills: int = KILLS) -> list[str]:
     """A driver killed with SIGKILL and resumed: identical files, and its workers end with it."""
     line = [
@@ -326,9 +343,8 @@ def a_killed_driver_resumes(cluster: Cluster, folder: Path, kills: int = KILLS) 
         "--set", "engine.cpus_per_worker=0.25", "--set", "engine.block=2", "--set", "algorithm.name=scaffold",
         "--set", "run.checkpoint_every=0.05", "--set", "run.target=2",
     ]  # fmt: skip
-    rounds = 60
 
-    def begin(place: str, *more: str) -> subprocess.Popen[bytes]:
+    def begin(place: str, rounds: int, *more: str) -> subprocess.Popen[bytes]:
         told = [*line, "--set", f"run.rounds={rounds}", "--set", f"engine.states={folder / place}-states"]
         return subprocess.Popen(
             [*told, "-o", str(folder / place), *more], stdout=subprocess.DEVNULL, stderr=(folder / "log").open("ab")
@@ -341,7 +357,7 @@ def a_killed_driver_resumes(cluster: Cluster, folder: Path, kills: int = KILLS) 
         cluster.ray.get(list(pool._starting))
     for number in range(kills):
         before, others = newest(folder / "cut") if number else 0, _workers()
-        child = begin("cut", *(["--resume"] if number else []))
+        child = begin("cut", ENDLESS, *(["--resume"] if number else []))
         _wait(lambda before=before, child=child: newest(folder / "cut") > before or child.poll() is not None)
         if child.poll() is None:
             child.send_signal(signal.SIGSTOP)  # looking for its workers takes a moment, in which it could end by itself
@@ -351,7 +367,8 @@ def a_killed_driver_resumes(cluster: Cluster, folder: Path, kills: int = KILLS) 
             wrong.append(f"the run had ended before kill {number + 1}: {(folder / 'log').read_text()[-500:]}")
         if not workers or not _wait(lambda workers=workers: not any(map(_alive, workers)), fail=False):
             wrong.append(f"workers outlived their driver: {[pid for pid in workers if _alive(pid)]} of {workers}")
-    if begin("cut", "--resume").wait() != 0 or begin("whole").wait() != 0:
+    rounds = 1 + max(_round(state) for state in (folder / "cut-states").glob("*/*.state"))
+    if begin("cut", rounds, "--resume").wait() != 0 or begin("whole", rounds).wait() != 0:
         return [*wrong, f"a run failed: {(folder / 'log').read_text()[-800:]}"]
     one, other = (files_of(folder / name, folder / f"{name}-states") for name in ("whole", "cut"))
     return wrong + unequal(one, other, "killed and resumed")
