@@ -322,7 +322,7 @@ def a_killed_node_changes_nothing(cluster: Cluster, folder: Path) -> list[str]:
 
 
 def _spread(cluster: Cluster, folder: Path, task: Any) -> tuple[LongLived, Any]:
-    """An engine with a worker on a machine that may be lost, and that machine; Ray spreads workers as well as it can."""
+    """An engine with a worker on a machine that may be lost, and that machine; Ray spreads workers as it can."""
     for attempt in range(9):
         engine = cluster.engine(3)
         played("fedavg", engine, folder if attempt == 0 else folder.with_name(f"calm-{attempt}"), task, 3)
@@ -361,6 +361,7 @@ def a_killed_driver_resumes(cluster: Cluster, folder: Path, kills: int = KILLS) 
         _wait(lambda before=before, child=child: newest(folder / "cut") > before or child.poll() is not None)
         if child.poll() is None:
             child.send_signal(signal.SIGSTOP)  # looking for its workers takes a moment, in which it could end by itself
+        _wait(lambda others=others: bool(_workers() - others), 20.0, fail=False)
         workers = _workers() - others
         child.send_signal(signal.SIGKILL)
         if child.wait() != -signal.SIGKILL:
