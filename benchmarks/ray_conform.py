@@ -37,8 +37,8 @@ METHODS = (
     "fedavg", "scaffold", "ditto", "superfed_mm", "aaggff_d", "fedlayerwise", "median", "fedcams", "fedevg",
 )  # fmt: skip
 NODES, KILLS, ROUNDS = 3, 3, 3
-ENDLESS = 1_000_000
-"""Rounds of a run that is to be killed: more than it can do before."""
+LENGTHS = (60, 240, 960, 3840)
+"""Rounds of a run that is to be killed, until one is long enough."""
 TOLERANCE = 1e-9
 PATIENCE = 600.0
 """Seconds after which something that should have happened has not; many times what it takes on an idle machine."""
@@ -335,44 +335,63 @@ def _spread(cluster: Cluster, folder: Path, task: Any) -> tuple[LongLived, Any]:
     raise RuntimeError("all workers are on the machine of the driver")
 
 
-def a_killed_driver_resumes(cluster: Cluster, folder: Path, kills: int = KILLS) -> list[str]:
-    """A driver killed with SIGKILL and resumed: identical files, and its workers end with it."""
-    line = [
-        sys.executable, "-m", "fedalloy", "run", str(RECIPE), "--engine", "ray",
-        "--set", f"engine.address={cluster.address}", "--set", "engine.workers=1",
-        "--set", "engine.cpus_per_worker=0.25", "--set", "engine.block=2", "--set", "algorithm.name=scaffold",
-        "--set", "run.checkpoint_every=0.05", "--set", "run.target=2",
-    ]  # fmt: skip
+class KilledDriver:
+    """Runs of the same recipe in processes of their own, which can be killed."""
 
-    def begin(place: str, rounds: int, *more: str) -> subprocess.Popen[bytes]:
-        told = [*line, "--set", f"run.rounds={rounds}", "--set", f"engine.states={folder / place}-states"]
-        return subprocess.Popen(
-            [*told, "-o", str(folder / place), *more], stdout=subprocess.DEVNULL, stderr=(folder / "log").open("ab")
-        )
+    def __init__(self, cluster: Cluster, folder: Path, rounds: int) -> None:
+        folder.mkdir()
+        self.folder, self.log = folder, folder / "log"
+        self.line = [
+            sys.executable, "-m", "fedalloy", "run", str(RECIPE), "--engine", "ray",
+            "--set", f"engine.address={cluster.address}", "--set", "engine.workers=1",
+            "--set", "engine.cpus_per_worker=0.25", "--set", "engine.block=2", "--set", "algorithm.name=scaffold",
+            "--set", "run.checkpoint_every=0.05", "--set", "run.target=2", "--set", f"run.rounds={rounds}",
+        ]  # fmt: skip
 
-    wrong = list[str]()
-    for (
-        pool
-    ) in cluster.pools.values():  # replacements of dead workers are this driver's own: not while others are counted
-        cluster.ray.get(list(pool._starting))
-    for number in range(kills):
-        before, others = newest(folder / "cut") if number else 0, _workers()
-        child = begin("cut", ENDLESS, *(["--resume"] if number else []))
-        _wait(lambda before=before, child=child: newest(folder / "cut") > before or child.poll() is not None)
+    def begin(self, place: str, *more: str) -> subprocess.Popen[bytes]:
+        told = [*self.line, "--set", f"engine.states={self.folder / place}-states", "-o", str(self.folder / place)]
+        return subprocess.Popen([*told, *more], stdout=subprocess.DEVNULL, stderr=self.log.open("ab"))
+
+    def kill(self, number: int) -> list[str] | None:
+        """Begin or resume the run and kill it after its next checkpoint; None if it had ended before."""
+        before, others = newest(self.folder / "cut") if number else 0, _workers()
+        child = self.begin("cut", *(["--resume"] if number else []))
+        _wait(lambda: newest(self.folder / "cut") > before or child.poll() is not None)
         if child.poll() is None:
             child.send_signal(signal.SIGSTOP)  # looking for its workers takes a moment, in which it could end by itself
-        _wait(lambda others=others: bool(_workers() - others), 20.0, fail=False)
+        _wait(lambda: bool(_workers() - others) or child.poll() is not None, 5.0, fail=False)
         workers = _workers() - others
         child.send_signal(signal.SIGKILL)
-        if child.wait() != -signal.SIGKILL:
-            wrong.append(f"the run had ended before kill {number + 1}: {(folder / 'log').read_text()[-500:]}")
-        if not workers or not _wait(lambda workers=workers: not any(map(_alive, workers)), fail=False):
-            wrong.append(f"workers outlived their driver: {[pid for pid in workers if _alive(pid)]} of {workers}")
-    rounds = 1 + max(_round(state) for state in (folder / "cut-states").glob("*/*.state"))
-    if begin("cut", rounds, "--resume").wait() != 0 or begin("whole", rounds).wait() != 0:
-        return [*wrong, f"a run failed: {(folder / 'log').read_text()[-800:]}"]
-    one, other = (files_of(folder / name, folder / f"{name}-states") for name in ("whole", "cut"))
-    return wrong + unequal(one, other, "killed and resumed")
+        if child.wait() > 0:
+            return [f"a run failed: {self.log.read_text()[-800:]}"]
+        if child.returncode == 0 or not workers:  # a run ends its workers before it ends itself
+            return None
+        gone = _wait(lambda: not any(map(_alive, workers)), fail=False)
+        return [] if gone else [f"workers outlived their driver: {[pid for pid in workers if _alive(pid)]}"]
+
+    def result(self) -> list[str]:
+        """Resume the run until it ends, and compare with one that was not killed."""
+        if self.begin("cut", "--resume").wait() != 0 or self.begin("whole").wait() != 0:
+            return [f"a run failed: {self.log.read_text()[-800:]}"]
+        one, other = (files_of(self.folder / name, self.folder / f"{name}-states") for name in ("whole", "cut"))
+        return unequal(one, other, "killed and resumed")
+
+
+def a_killed_driver_resumes(cluster: Cluster, folder: Path, kills: int = KILLS) -> list[str]:
+    """A driver killed with SIGKILL and resumed: identical files, and its workers end with it. On a busy machine a run
+    may end before it is killed; then a longer one is tried."""
+    for pool in cluster.pools.values():  # replacements of dead workers are not counted as the killed driver's
+        started = list(pool._starting)
+        cluster.ray.wait(started, num_returns=len(started), timeout=PATIENCE) if started else None
+    for rounds in LENGTHS:
+        driver = KilledDriver(cluster, folder / str(rounds), rounds)
+        wrong: list[str] | None = []
+        for number in range(kills):
+            if wrong == []:
+                wrong = driver.kill(number)
+        if wrong is not None:
+            return wrong or driver.result()
+    return [f"the run ended before it was killed, even after {LENGTHS[-1]} rounds"]
 
 
 def signals_leave_nobody(cluster: Cluster, folder: Path) -> list[str]:
