@@ -118,5 +118,11 @@ def test_the_command_writes_all_formats(runs, tmp_path):
         done = CliRunner().invoke(app, ["export", folder, "--format", format, "-o", str(tmp_path / file)])
         assert done.exit_code == 0, done.output
         assert (tmp_path / file).stat().st_size > 0
+    for file, begins in (("b.PARQUET", b"PAR1"), ("b.tex", b"%"), ("b.csv", b"run,"), ("b.txt", b"run,")):
+        done = CliRunner().invoke(app, ["export", folder, "-o", str(tmp_path / file)])  # the ending says the format
+        assert done.exit_code == 0, done.output
+        assert (tmp_path / file).read_bytes().startswith(begins), (tmp_path / file).read_bytes()[:20]
+    CliRunner().invoke(app, ["export", folder, "--format", "csv", "-o", str(tmp_path / "c.parquet")])
+    assert (tmp_path / "c.parquet").read_bytes() == (tmp_path / "b.csv").read_bytes()
     wrong = ["export", folder, "--format", "latex", "--table", "rounds", "-o", str(tmp_path / "b.tex")]
     assert CliRunner().invoke(app, wrong).exit_code == 2
