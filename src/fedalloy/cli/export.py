@@ -45,7 +45,6 @@ def export(
     The LaTeX table has one line per algorithm with mean and deviation over seeds, as 'fedalloy compare' prints it.
     """
     from fedalloy.core.errors import SpecError
-    from fedalloy.results.export.latex import write_latex
     from fedalloy.results.export.tables import blocks
     from fedalloy.results.export.writing import WRITERS
     from fedalloy.results.runs import runs_in
@@ -56,6 +55,8 @@ def export(
     chosen = runs_in(runs)
     output.parent.mkdir(parents=True, exist_ok=True)
     if format is Format.latex:
+        from fedalloy.results.export.latex import write_latex
+
         count = write_latex(output, runs)
     else:
         count = WRITERS[format.value](output, lambda: blocks(table.value, chosen))
