@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -326,6 +327,38 @@ def test_a_folder_belongs_to_one_run(tmp_path):
     (tmp_path / "a" / "run.json").write_text("")  # as another run leaves it that is killed while it begins
     with pytest.raises(SpecError, match=r"run.json cannot be read: remove it if no run uses the folder"):
         OwnedStates(StateFiles(tmp_path / "a")).claim("runs/one")
+
+
+def test_what_a_killed_worker_left_half_written_is_removed(tmp_path):
+    files = StateFiles(tmp_path / "a")
+    OwnedStates(files).claim("runs/one")
+    files.write(3, 1, {"n": 1})
+    left = files.path(3, 2).with_suffix(".0123.part")
+    left.write_bytes(b"half")
+    OwnedStates(files).claim("runs/one")
+    assert not left.exists()
+    assert files.read(3, 1) == {"n": 1}
+
+
+def test_a_full_disk_of_states_interrupts_the_run_which_then_resumes(tmp_path, ray, monkeypatch):
+    """It leaves nothing half written, and the resumed run is that of the loop."""
+    task, options, sync = small_task(), {"workers": 2, "block": 2, "states": str(tmp_path / "states")}, os.fsync
+    place: dict[str, Any] = {"folder": tmp_path / "run", "rounds": 3, "engine": "ray", "engine_options": options}
+
+    def full(number: int) -> None:
+        if "-2." in os.readlink(f"/proc/self/fd/{number}"):  # the states of the second round
+            raise OSError(28, "No space left on device")
+        sync(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedalloy.engines.cluster.states.os.fsync", full)
+        with pytest.raises(ClientError, match="No space left on device"):
+            fedalloy.fit("scaffold", task, **place)
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "interrupted"
+    assert not list((tmp_path / "states").glob("*/*.part"))
+    found = fedalloy.fit("scaffold", task, **place, resume=True)
+    expected = fedalloy.fit("scaffold", task, rounds=3, engine="loop")
+    assert list(differences(found.model, expected.model, 1e-12)) == []
 
 
 def test_two_runs_of_one_process_do_not_share_a_folder(tmp_path, ray):
