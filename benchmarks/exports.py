@@ -45,6 +45,7 @@ def make(place: Path, clients: int, evaluations: int, parquet_from: int | None) 
 
 def export(run: Path, table: Path) -> dict[str, float]:
     """The cost of one export."""
+    # The ending of the file says the format.
     line = [sys.executable, "-m", "fedalloy", "export", str(run), "--table", "clients", "-o", str(table)]
     begin = time.perf_counter()
     with subprocess.Popen(line, stdout=subprocess.DEVNULL) as child:

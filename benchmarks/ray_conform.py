@@ -37,9 +37,18 @@ METHODS = (
     "fedavg", "scaffold", "ditto", "superfed_mm", "aaggff_d", "fedlayerwise", "median", "fedcams", "fedevg",
 )  # fmt: skip
 NODES, KILLS, ROUNDS = 3, 3, 3
+LENGTHS = (60, 240, 960, 3840)
+"""Rounds of a run that is to be killed, until one is long enough."""
 TOLERANCE = 1e-9
-PATIENCE = 180.0
+PATIENCE = 600.0
 """Seconds after which something that should have happened has not; many times what it takes on an idle machine."""
+SURROUNDINGS = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's own processes listen on the loopback address
+    "RAY_worker_niceness": "0",  # with Ray's default, 15, workers take many times as long on a busy machine
+    "RAY_worker_register_timeout_seconds": "600",  # as long as a worker may take to start
+    # What other programs take of memory and disk ends no worker: only the planted faults do.
+    "RAY_memory_monitor_refresh_ms": "0", "RAY_local_fs_capacity_threshold": "1",
+}  # fmt: skip
 RECIPE = Path(__file__).parents[1] / "recipes" / "quickstart.toml"
 Check = Callable[["Cluster", Path], list[str]]
 
@@ -66,9 +75,8 @@ class Cluster:
     """Three raylets with one core each, and the engines that the checks share."""
 
     def __init__(self) -> None:
-        # Ray's own processes listen on the loopback address. It gives its workers a low priority (nice 15), with which
-        # they would take many times as long on a busy machine.
-        os.environ.update({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0"})
+        os.environ.update(SURROUNDINGS)
+        ray_pool.START_SECONDS = PATIENCE
         self.ray = load_ray()
         from ray.cluster_utils import Cluster as Raylets
 
@@ -286,18 +294,13 @@ def a_killed_actor_changes_nothing(cluster: Cluster, folder: Path) -> list[str]:
 
 def a_killed_node_changes_nothing(cluster: Cluster, folder: Path) -> list[str]:
     """A machine that is lost in the middle of a round; the others take over. Comes last: the node does not return."""
-    engine, task = cluster.engine(3), deadly_task(None, 0, gate := folder / "gate")
-    played("fedavg", engine, folder / "calm", task, 3)
-    assert engine._pool is not None
-    used = {member.node for member in engine._pool.members}
-    there = [one for one in cluster.others if one.node_id in used]
-    if not there:
-        return [f"all workers are on one machine: {used}"]
-    cluster.others.remove(there[0])
+    task = deadly_task(None, 0, gate := folder / "gate")
+    engine, lost_node = _spread(cluster, folder / "calm", task)
+    cluster.others.remove(lost_node)
 
     def lose() -> None:
-        theirs = {pid for pid in _workers() if _parent(pid) in _raylets_of(there[0])}
-        cluster.raylets.remove_node(there[0], allow_graceful=False)
+        theirs = {pid for pid in _workers() if _parent(pid) in _raylets_of(lost_node)}
+        cluster.raylets.remove_node(lost_node, allow_graceful=False)
         _wait(lambda: not any(map(_alive, theirs)))  # a worker that lives on for a moment could answer until the end
         gate.unlink()
 
@@ -318,43 +321,77 @@ def a_killed_node_changes_nothing(cluster: Cluster, folder: Path) -> list[str]:
     return [*unequal(files_of(folder / "calm"), files_of(folder / "lost"), "after the loss of a node"), *wrong]
 
 
-def a_killed_driver_resumes(cluster: Cluster, folder: Path, kills: int = KILLS) -> list[str]:
-    """A driver killed with SIGKILL and resumed: identical files, and its workers end with it."""
-    line = [
-        sys.executable, "-m", "fedalloy", "run", str(RECIPE), "--engine", "ray",
-        "--set", f"engine.address={cluster.address}", "--set", "engine.workers=1",
-        "--set", "engine.cpus_per_worker=0.25", "--set", "engine.block=2", "--set", "algorithm.name=scaffold",
-        "--set", "run.checkpoint_every=0.05", "--set", "run.target=2",
-    ]  # fmt: skip
-    rounds = 60
+def _spread(cluster: Cluster, folder: Path, task: Any) -> tuple[LongLived, Any]:
+    """An engine with a worker on a machine that may be lost, and that machine; Ray spreads workers as it can."""
+    for attempt in range(9):
+        engine = cluster.engine(3)
+        played("fedavg", engine, folder if attempt == 0 else folder.with_name(f"calm-{attempt}"), task, 3)
+        assert engine._pool is not None
+        used = {member.node for member in engine._pool.members}
+        for node in cluster.others:
+            if node.node_id in used:
+                return engine, node
+        engine.end()
+    raise RuntimeError("all workers are on the machine of the driver")
 
-    def begin(place: str, *more: str) -> subprocess.Popen[bytes]:
-        told = [*line, "--set", f"run.rounds={rounds}", "--set", f"engine.states={folder / place}-states"]
-        return subprocess.Popen(
-            [*told, "-o", str(folder / place), *more], stdout=subprocess.DEVNULL, stderr=(folder / "log").open("ab")
-        )
 
-    wrong = list[str]()
-    for (
-        pool
-    ) in cluster.pools.values():  # replacements of dead workers are this driver's own: not while others are counted
-        cluster.ray.get(list(pool._starting))
-    for number in range(kills):
-        before, others = newest(folder / "cut") if number else 0, _workers()
-        child = begin("cut", *(["--resume"] if number else []))
-        _wait(lambda before=before, child=child: newest(folder / "cut") > before or child.poll() is not None)
+class KilledDriver:
+    """Runs of the same recipe in processes of their own, which can be killed."""
+
+    def __init__(self, cluster: Cluster, folder: Path, rounds: int) -> None:
+        folder.mkdir()
+        self.folder, self.log = folder, folder / "log"
+        self.line = [
+            sys.executable, "-m", "fedalloy", "run", str(RECIPE), "--engine", "ray",
+            "--set", f"engine.address={cluster.address}", "--set", "engine.workers=1",
+            "--set", "engine.cpus_per_worker=0.25", "--set", "engine.block=2", "--set", "algorithm.name=scaffold",
+            "--set", "run.checkpoint_every=0.05", "--set", "run.target=2", "--set", f"run.rounds={rounds}",
+        ]  # fmt: skip
+
+    def begin(self, place: str, *more: str) -> subprocess.Popen[bytes]:
+        told = [*self.line, "--set", f"engine.states={self.folder / place}-states", "-o", str(self.folder / place)]
+        return subprocess.Popen([*told, *more], stdout=subprocess.DEVNULL, stderr=self.log.open("ab"))
+
+    def kill(self, number: int) -> list[str] | None:
+        """Begin or resume the run and kill it after its next checkpoint; None if it had ended before."""
+        before, others = newest(self.folder / "cut") if number else 0, _workers()
+        child = self.begin("cut", *(["--resume"] if number else []))
+        _wait(lambda: newest(self.folder / "cut") > before or child.poll() is not None)
         if child.poll() is None:
             child.send_signal(signal.SIGSTOP)  # looking for its workers takes a moment, in which it could end by itself
+        _wait(lambda: bool(_workers() - others) or child.poll() is not None, 5.0, fail=False)
         workers = _workers() - others
         child.send_signal(signal.SIGKILL)
-        if child.wait() != -signal.SIGKILL:
-            wrong.append(f"the run had ended before kill {number + 1}: {(folder / 'log').read_text()[-500:]}")
-        if not workers or not _wait(lambda workers=workers: not any(map(_alive, workers)), fail=False):
-            wrong.append(f"workers outlived their driver: {[pid for pid in workers if _alive(pid)]} of {workers}")
-    if begin("cut", "--resume").wait() != 0 or begin("whole").wait() != 0:
-        return [*wrong, f"a run failed: {(folder / 'log').read_text()[-800:]}"]
-    one, other = (files_of(folder / name, folder / f"{name}-states") for name in ("whole", "cut"))
-    return wrong + unequal(one, other, "killed and resumed")
+        if child.wait() > 0:
+            return [f"a run failed: {self.log.read_text()[-800:]}"]
+        if child.returncode == 0 or not workers:  # a run ends its workers before it ends itself
+            return None
+        gone = _wait(lambda: not any(map(_alive, workers)), fail=False)
+        return [] if gone else [f"workers outlived their driver: {[pid for pid in workers if _alive(pid)]}"]
+
+    def result(self) -> list[str]:
+        """Resume the run until it ends, and compare with one that was not killed."""
+        if self.begin("cut", "--resume").wait() != 0 or self.begin("whole").wait() != 0:
+            return [f"a run failed: {self.log.read_text()[-800:]}"]
+        one, other = (files_of(self.folder / name, self.folder / f"{name}-states") for name in ("whole", "cut"))
+        return unequal(one, other, "killed and resumed")
+
+
+def a_killed_driver_resumes(cluster: Cluster, folder: Path, kills: int = KILLS) -> list[str]:
+    """A driver killed with SIGKILL and resumed: identical files, and its workers end with it. On a busy machine a run
+    may end before it is killed; then a longer one is tried."""
+    for pool in cluster.pools.values():  # replacements of dead workers are not counted as the killed driver's
+        started = list(pool._starting)
+        cluster.ray.wait(started, num_returns=len(started), timeout=PATIENCE) if started else None
+    for rounds in LENGTHS:
+        driver = KilledDriver(cluster, folder / str(rounds), rounds)
+        wrong: list[str] | None = []
+        for number in range(kills):
+            if wrong == []:
+                wrong = driver.kill(number)
+        if wrong is not None:
+            return wrong or driver.result()
+    return [f"the run ended before it was killed, even after {LENGTHS[-1]} rounds"]
 
 
 def signals_leave_nobody(cluster: Cluster, folder: Path) -> list[str]:

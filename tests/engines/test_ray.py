@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from fedalloy.engines.shared_cohort import Overwritten
 from fedalloy.methods.published import fedavg
 from fedalloy.testing import FAULTS, HANDLE_FAULTS, check_engine, engine_cases, small_task, work
 from fedalloy.testing.comparing import differences
-from tests.engines.fake_ray import FakeRay
+from tests.engines.fake_ray import OTHERS, FakeRay, failed
 from tests.engines.rounds import gaps, play
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs pip install 'fedalloy[ray]'")
@@ -72,7 +73,7 @@ def test_on_a_cluster_of_three_nodes(root):
     # The folder of a test has a long name, and the path of a socket may have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="ray-") as short:
         env["TMPDIR"] = short
-        done = subprocess.run(line, cwd=root, env=env, capture_output=True, text=True, check=False, timeout=600)
+        done = subprocess.run(line, cwd=root, env=env, capture_output=True, text=True, check=False, timeout=3000)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
 
 
@@ -115,9 +116,10 @@ def test_a_handle_that_answers_wrong_is_caught(name, ray):
 @settings(max_examples=20)
 @given(st.data())
 def test_whoever_dies_whenever_the_bits_are_the_same(data):
-    """A worker dies or loses its object store at any call of a round, up to three times; answers come in any
-    order; one to three workers."""
+    """Workers die, lose their object store or report what fails first on a machine that ends, at any call of a round;
+    answers come in any order; one to three workers."""
     deaths, losses = (data.draw(st.sets(st.integers(0, 40), max_size=most)) for most in (3, 2))
+    reported = data.draw(st.dictionaries(st.integers(0, 40), st.sampled_from(REPORTED).map(failed), max_size=2))
     chosen = data.draw(st.randoms(use_true_random=False))
     workers = data.draw(st.integers(1, 3))
     with pytest.MonkeyPatch.context() as patch:
@@ -126,6 +128,7 @@ def test_whoever_dies_whenever_the_bits_are_the_same(data):
         patch.setattr(ray_worker, "SUMMED_AT_ONCE", data.draw(st.sampled_from([30, 1 << 26])))
         expected = everything_of(patch, FakeRay(), 1)
         fake = FakeRay(lambda number, method: number in deaths, losses.__contains__, chosen.choice)
+        fake.faults = lambda number, method: reported.get(number)
         assert list(differences(everything_of(patch, fake, workers), expected)) == []
 
 
@@ -159,10 +162,80 @@ def test_a_worker_that_loses_its_object_store_is_a_lost_worker_and_no_failed_cli
     assert "Broken pipe" in lost["why"]
 
 
+REPORTED = (
+    BrokenPipeError(32, "Broken pipe"), ConnectionResetError(104, "Connection reset by peer"), OSError("Broken pipe"),
+    EOFError("end of file"), TimeoutError("no answer"), MemoryError("no memory"), RuntimeError("the store is closed"),
+    ValueError("whatever comes first"), ray_worker.StoreLost("OSError: Broken pipe"),
+    *(kind("reported by Ray") for kind in OTHERS.values()),
+)  # fmt: skip
+"""What a worker may report whose machine is ending."""
+
+
+def once(method: str, error: Exception):
+    """The first call of a method reports an error."""
+    left = [error]
+    return lambda _, called: left.pop() if called == method and left else None
+
+
+def reports_of(cause: Exception, method: str):
+    """The forms in which such an error arrives: of a call, of Ray itself, and for blocks as that of a client."""
+    yield failed(cause)
+    if type(cause) in OTHERS.values():
+        yield cause
+        yield failed(RuntimeError(f"{type(cause).__name__}: {cause}"))
+    if method == "run":
+        yield from (ClientError(stage, RuntimeError(f"OSError: {cause}"), client=0) for stage in ("worker", "train"))
+
+
+@pytest.mark.parametrize("method", ["prepare", "run", "partials", "add", "rows", "columns", "dots"])
+def test_whatever_a_worker_reports_whose_machine_is_ending_it_is_lost(method, monkeypatch):
+    """The bits are the same, no client is blamed and nobody is refused."""
+    monkeypatch.setattr(ray_pool, "ADDED_HERE", 0)
+    expected = everything_of(monkeypatch, FakeRay(), 1)
+    for cause in REPORTED:
+        for error in reports_of(cause, method):
+            fake = FakeRay(faults=once(method, error))
+            assert list(differences(everything_of(monkeypatch, fake, 2), expected)) == [], error
+            assert fake.started <= 3, f"{error}: {fake.started - 3} workers were lost for nothing"
+
+
+def test_an_error_of_a_machine_that_is_well_is_the_clients(monkeypatch):
+    """Also one whose words sound like a lost connection: it comes back with its client at the first time."""
+    error = ClientError("train", OSError("Broken pipe"), client=3)
+    fake = without_ray(monkeypatch, faults=once("run", error), ending=False)
+    with pytest.raises(ClientError, match=r"client 3 .* Broken pipe"):
+        play(Ray(workers=2, block=2), ALGORITHM, small_task())
+    assert fake.started == 2
+
+
+@pytest.mark.parametrize("error", [ModuleNotFoundError("no module 'mine'"), FileNotFoundError(2, "none", "x.csv")])
+def test_a_task_that_cannot_be_loaded_is_refused_at_once(error, monkeypatch):
+    fake = without_ray(monkeypatch, faults=lambda number, method: failed(error), ending=False)
+    monkeypatch.setattr(ray_pool.WorkerPool, "_reads", lambda *_: True)
+    with pytest.raises(SpecError, match=r"a worker cannot load the task .*every machine the same files"):
+        play(Ray(workers=2), ALGORITHM, small_task())
+    assert fake.started == 2
+
+
+def test_workers_that_never_begin_end_the_run_with_the_reason(monkeypatch):
+    fake = without_ray(monkeypatch, faults=lambda number, method: failed(EOFError("end of file")))
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with pytest.raises(ClusterError, match=r"workers die as soon as they start \(.*EOFError: end of file\)"):
+        play(Ray(workers=2), ALGORITHM, small_task())
+    assert fake.started == 2 + ray_pool.STARTS + 2 * 2
+
+
+def test_an_error_in_an_answer_of_a_machine_that_is_well_is_raised(monkeypatch):
+    without_ray(monkeypatch, faults=once("rows", failed(KeyError("control"))), ending=False)
+    cohort = play(Ray(workers=2, block=2), ALGORITHM, small_task()).cohort
+    with pytest.raises(KeyError, match="control"):
+        cohort.rows("control", cohort.ids)
+
+
 def test_workers_that_die_whenever_they_are_asked_end_the_run(monkeypatch):
     without_ray(monkeypatch, dies=lambda number, method: method == "rows")
     cohort = play(Ray(workers=2, block=2), ALGORITHM, small_task()).cohort
-    with pytest.raises(ClusterError, match="workers died 5 times while they were asked 'rows'"):
+    with pytest.raises(ClusterError, match=r"workers died 5 times while they were asked 'rows' .*dead"):
         cohort.rows("control", cohort.ids)
 
 
@@ -254,6 +327,38 @@ def test_a_folder_belongs_to_one_run(tmp_path):
     (tmp_path / "a" / "run.json").write_text("")  # as another run leaves it that is killed while it begins
     with pytest.raises(SpecError, match=r"run.json cannot be read: remove it if no run uses the folder"):
         OwnedStates(StateFiles(tmp_path / "a")).claim("runs/one")
+
+
+def test_what_a_killed_worker_left_half_written_is_removed(tmp_path):
+    files = StateFiles(tmp_path / "a")
+    OwnedStates(files).claim("runs/one")
+    files.write(3, 1, {"n": 1})
+    left = files.path(3, 2).with_suffix(".0123.part")
+    left.write_bytes(b"half")
+    OwnedStates(files).claim("runs/one")
+    assert not left.exists()
+    assert files.read(3, 1) == {"n": 1}
+
+
+def test_a_full_disk_of_states_interrupts_the_run_which_then_resumes(tmp_path, ray, monkeypatch):
+    """It leaves nothing half written, and the resumed run is that of the loop."""
+    task, options, sync = small_task(), {"workers": 2, "block": 2, "states": str(tmp_path / "states")}, os.fsync
+    place: dict[str, Any] = {"folder": tmp_path / "run", "rounds": 3, "engine": "ray", "engine_options": options}
+
+    def full(number: int) -> None:
+        if "-2." in os.readlink(f"/proc/self/fd/{number}"):  # the states of the second round
+            raise OSError(28, "No space left on device")
+        sync(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedalloy.engines.cluster.states.os.fsync", full)
+        with pytest.raises(ClientError, match="No space left on device"):
+            fedalloy.fit("scaffold", task, **place)
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "interrupted"
+    assert not list((tmp_path / "states").glob("*/*.part"))
+    found = fedalloy.fit("scaffold", task, **place, resume=True)
+    expected = fedalloy.fit("scaffold", task, rounds=3, engine="loop")
+    assert list(differences(found.model, expected.model, 1e-12)) == []
 
 
 def test_two_runs_of_one_process_do_not_share_a_folder(tmp_path, ray):

@@ -238,7 +238,7 @@ def test_an_error_outside_a_clients_program_is_told_as_well(engine):
             return super().data(part, ids)
 
     task = small_task()
-    with pytest.raises(ClientError, match="at stage 'worker': RuntimeError: PermissionError: the disk is locked"):
+    with pytest.raises(ClientError, match="at stage 'worker': PermissionError: the disk is locked"):
         play(engine, ALGORITHM, Locked(task.objective, task.block))
 
 

@@ -17,6 +17,10 @@ class Format(StrEnum):
     latex = "latex"
 
 
+ENDINGS = {".csv": Format.csv, ".parquet": Format.parquet, ".pq": Format.parquet, ".tex": Format.latex}
+"""The format of a file whose name says it."""
+
+
 class TableName(StrEnum):
     """The tables."""
 
@@ -29,7 +33,9 @@ class TableName(StrEnum):
 def export(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN...")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The file.")],
-    format: Annotated[Format, typer.Option("--format", help="latex: only the results.")] = Format.csv,
+    format: Annotated[
+        Format | None, typer.Option("--format", help="latex: only the results. Default: by the file's ending, or csv.")
+    ] = None,
     table: Annotated[TableName, typer.Option(help="One row per run, round, client of an evaluation, or weight.")] = (
         TableName.results
     ),
@@ -39,16 +45,18 @@ def export(
     The LaTeX table has one line per algorithm with mean and deviation over seeds, as 'fedalloy compare' prints it.
     """
     from fedalloy.core.errors import SpecError
-    from fedalloy.results.export.latex import write_latex
     from fedalloy.results.export.tables import blocks
     from fedalloy.results.export.writing import WRITERS
     from fedalloy.results.runs import runs_in
 
+    format = format or ENDINGS.get(output.suffix.lower(), Format.csv)
     if format is Format.latex and table is not TableName.results:
         raise SpecError(f"--table {table.value} as LaTeX: only 'results' can be written as LaTeX; use csv or parquet")
     chosen = runs_in(runs)
     output.parent.mkdir(parents=True, exist_ok=True)
     if format is Format.latex:
+        from fedalloy.results.export.latex import write_latex
+
         count = write_latex(output, runs)
     else:
         count = WRITERS[format.value](output, lambda: blocks(table.value, chosen))

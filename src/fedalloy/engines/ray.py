@@ -27,8 +27,9 @@ from fedalloy.core.registry import register
 from fedalloy.core.types import Cohort, Context, Contributions, State, Work
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.cluster.cohort import Places, RayCohort
+from fedalloy.engines.cluster.orders import RoundOrders, WorkerShape
 from fedalloy.engines.cluster.packing import Packed, unpack
-from fedalloy.engines.cluster.pool import RoundOrders, WorkerPool, WorkerShape
+from fedalloy.engines.cluster.pool import WorkerPool
 from fedalloy.engines.cluster.session import LOCAL, connect, disconnect
 from fedalloy.engines.cluster.states import OwnedStates, StateFiles
 from fedalloy.engines.cluster.worker import Settings

@@ -344,9 +344,19 @@ def _answer(
         return portable(ClientError("worker", error, client=client, round=ctx.round))
 
 
+_PORTABLE = (OSError, FileNotFoundError, PermissionError, TimeoutError, MemoryError, EOFError)
+"""Errors of Python itself that mean the same in another process."""
+
+
 def portable(error: ClientError) -> ClientError:
-    """The same error with a cause that can be pickled; the original may not be."""
-    cause = RuntimeError(f"{type(error.cause).__name__}: {error.cause}")
+    """The same error with a cause that can be pickled; the original may not be. A full disk stays one: such a run is
+    interrupted and has not failed.
+
+    >>> portable(ClientError("worker", OSError(28, "No space left on device"))).cause.errno
+    28
+    """
+    known = type(error.cause) in _PORTABLE
+    cause = error.cause if known else RuntimeError(f"{type(error.cause).__name__}: {error.cause}")
     return ClientError(error.stage, cause, client=error.client, round=error.round)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import math
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,5 +120,21 @@ def test_the_command_writes_all_formats(runs, tmp_path):
         done = CliRunner().invoke(app, ["export", folder, "--format", format, "-o", str(tmp_path / file)])
         assert done.exit_code == 0, done.output
         assert (tmp_path / file).stat().st_size > 0
+    for file, begins in (("b.PARQUET", b"PAR1"), ("b.tex", b"%"), ("b.csv", b"run,"), ("b.txt", b"run,")):
+        done = CliRunner().invoke(app, ["export", folder, "-o", str(tmp_path / file)])  # the ending says the format
+        assert done.exit_code == 0, done.output
+        assert (tmp_path / file).read_bytes().startswith(begins), (tmp_path / file).read_bytes()[:20]
+    CliRunner().invoke(app, ["export", folder, "--format", "csv", "-o", str(tmp_path / "c.parquet")])
+    assert (tmp_path / "c.parquet").read_bytes() == (tmp_path / "b.csv").read_bytes()
     wrong = ["export", folder, "--format", "latex", "--table", "rounds", "-o", str(tmp_path / "b.tex")]
     assert CliRunner().invoke(app, wrong).exit_code == 2
+
+
+def test_scores_of_clients_are_exported_without_torch(runs, tmp_path):
+    """Loading it takes longer than writing a million rows."""
+    line = ["export", str(tmp_path / "runs"), "--table", "clients", "-o", str(tmp_path / "clients.csv")]
+    call = f"app({line}, standalone_mode=False)"
+    code = f"import sys; from fedalloy.cli.app import app; {call}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+    assert (tmp_path / "clients.csv").read_bytes().startswith(b"run,")

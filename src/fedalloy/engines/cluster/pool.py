@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,12 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import ClientError, SpecError
 from fedalloy.core.protocols import Shared, Task
 from fedalloy.core.types import Context, State, Tree, Weights, Work
-from fedalloy.engines.cluster.losses import TRIES, cut_off, died, is_to_blame, lost_its_store, may_take, reason
-from fedalloy.engines.cluster.packing import Packed, pack, unpack
+from fedalloy.engines.cluster.losses import TRIES, Blame, blame, is_to_blame, may_take, reason
+from fedalloy.engines.cluster.orders import BlockOrder, PoolWorker, RoundOrders, WorkerShape
+from fedalloy.engines.cluster.packing import pack, unpack
 from fedalloy.engines.cluster.session import ClusterError, load_ray
 from fedalloy.engines.cluster.states import StateFiles
 from fedalloy.engines.cluster.worker import (
-    BlockReport,
     BlockWorker,
     Columns,
     Rows,
@@ -40,51 +40,12 @@ from fedalloy.engines.shared_cohort import split_columns
 log = logging.getLogger("fedalloy")
 TRIES_TO_SUM = 5
 """How often workers may die while they are asked for one thing."""
+STARTS = 6
+"""How many workers may be lost one after another before they begin; two more for every worker that is wanted."""
 ADDED_HERE = 1 << 18
 """Numbers up to which the driver itself adds the blocks' sums: for so few, messages between workers cost more."""
 START_SECONDS = 180.0
 MUST_AGREE = ("fedalloy", "torch", "data")
-
-
-@dataclass(frozen=True)
-class WorkerShape:
-    """How many workers there are, and what each of them takes."""
-
-    count: int
-    cpus: float
-    gpus: float
-
-
-@dataclass(eq=False)
-class PoolWorker:
-    """One worker: its actor, where it runs, and the blocks that it was given, in order."""
-
-    actor: Any
-    name: str = ""
-    node: str = ""
-    given: deque[int] = field(default_factory=deque)
-
-
-@dataclass(frozen=True)
-class BlockOrder:
-    """One block of a round: its clients, their packed states, and how much work it is."""
-
-    work: Work
-    states: Packed
-    size: float
-
-
-@dataclass
-class RoundOrders:
-    """One call of the engine: enough to run any of its blocks again; ``deaths`` are machines, by block."""
-
-    call: int
-    shared: Any
-    ctx: Context
-    blocks: list[BlockOrder]
-    reports: dict[int, BlockReport] = field(default_factory=dict)
-    holder: dict[int, PoolWorker] = field(default_factory=dict)
-    deaths: dict[int, list[str]] = field(default_factory=dict)
 
 
 class WorkerPool:
@@ -104,6 +65,7 @@ class WorkerPool:
         self._running: dict[Any, tuple[PoolWorker, int]] = {}
         self._own_identity: dict[str, str] = {}
         self._task_reference: Any = None
+        self._failed_starts, self._why = 0, ""
 
     # ------------------------------------------------------------------------------------------ workers
 
@@ -206,7 +168,7 @@ class WorkerPool:
         left = TRIES_TO_SUM
         while missing := [number for number in wanted if number not in found]:
             if (left := left - 1) < 0:
-                raise ClusterError(f"engine 'ray': workers died {TRIES_TO_SUM} times while they were asked '{method}'")
+                raise self._gave_up(f"were asked '{method}'")
             shares = self._by_holder(missing, wanted)
             sent = [(member, getattr(member.actor, method).remote(some, *more)) for member, some in shares]
             for member, reference in sent:
@@ -225,7 +187,7 @@ class WorkerPool:
                 if pieces is not None:
                     break
             else:
-                raise ClusterError(f"engine 'ray': workers died {TRIES_TO_SUM} times while they summed '{part}'")
+                raise self._gave_up(f"summed '{part}'")
             found += pieces
         return joined(found, template)
 
@@ -250,12 +212,24 @@ class WorkerPool:
         adding = [
             (one, one.actor.add.remote(rounded, *(refs[at] for _, refs in sent))) for at, one in enumerate(adders)
         ]
-        got = [self._answer(ref, member) for member, ref in adding]
-        if got and None not in got:
+        got = [self._answer_or_error(ref) for _, ref in adding]
+        if got and not any(isinstance(one, Exception) for one in got):
             return [unpack(one) for one in got]
-        for member, refs in sent:  # whoever died earlier has lost its blocks
-            self._answer(refs[0], member)
+        # A piece that could not be made fails all calls that read it: its worker is lost, not those that add.
+        pieces = [self._answer(refs[0], member) for member, refs in sent]
+        if None not in pieces:
+            for member, ref in adding:
+                self._answer(ref, member)
         return None
+
+    def _answer_or_error(self, reference: Any) -> Any:
+        try:
+            return self.ray.get(reference)
+        except Exception as error:
+            return error
+
+    def _gave_up(self, what: str) -> ClusterError:
+        return ClusterError(f"engine 'ray': workers died {TRIES_TO_SUM} times while they {what} ({self._why})")
 
     def put(self, value: Any) -> list[Any]:
         """A reference to a value that all workers read."""
@@ -278,16 +252,12 @@ class WorkerPool:
         """A worker's answer; None if it died."""
         try:
             return self.ray.get(reference)
-        except self.ray.exceptions.RayTaskError as error:
-            if cut_off(self.ray, error):
-                self._replace_dead(member, error, deque())
-            elif not died(self.ray, error.cause):  # else a piece of another worker
-                raise
-            return None
         except Exception as error:
-            if not died(self.ray, error):
+            found, self._why = self._blame(error, member), reason(error)
+            if found is Blame.NOBODY:
                 raise
-            self._replace_dead(member, error, deque())
+            if found is Blame.WORKER:
+                self._replace_dead(member, error, deque())
             return None
 
     def _run_blocks(self, numbers: Iterable[int]) -> None:
@@ -336,15 +306,34 @@ class WorkerPool:
         try:
             told = self.ray.get(reference)
         except Exception as error:
-            if not died(self.ray, error) and not lost_its_store(error):
+            if self._blame(error, member) is Blame.NOBODY:
                 raise self._unusable(error) from error
-            self.lost.append({"worker": "one that had not started", "why": reason(error), "blocks": []})
-            if len(self.lost) > 3 * self.shape.count:
-                raise ClusterError(f"engine 'ray': workers die as soon as they start ({reason(error)})") from error
-            self._end(member)
-            self._start(self._new())
+            self._start_again(member, error)
             return
+        self._failed_starts = 0
         self._accept(member, told)
+
+    def _start_again(self, member: PoolWorker, error: Exception) -> None:
+        """Start another worker for one that was lost before it began; later and later, because Ray may not yet know of
+        a machine that it is lost."""
+        self._failed_starts += 1
+        self.lost.append({"worker": "one that had not started", "why": reason(error), "blocks": []})
+        if self._failed_starts > STARTS + 2 * self.shape.count:
+            raise ClusterError(f"engine 'ray': workers die as soon as they start ({reason(error)})") from error
+        time.sleep(min(2.0, 0.05 * 2 ** (self._failed_starts - 1)))
+        self._end(member)
+        self._start(self._new())
+
+    def _blame(self, error: Exception, member: PoolWorker) -> Blame:
+        return blame(self.ray, error, lambda: self._reads(member))
+
+    def _reads(self, member: PoolWorker) -> bool:
+        """Whether a worker that reported an error still reads the object store of its machine."""
+        reference = member.actor.reads.remote(self.put(None))
+        try:
+            return bool(self.ray.get(reference))
+        except Exception:  # of whatever kind: the worker was asked for nothing else
+            return False
 
     def _unusable(self, error: Exception) -> Exception:
         """What is raised if a worker could not begin."""
@@ -357,16 +346,15 @@ class WorkerPool:
         assert self.now is not None
         try:
             report = self.ray.get(reference)
-        except Exception as error:
-            # A worker reports what a block does wrong; an error of the call itself is one of its machine.
-            if not died(self.ray, error) and not isinstance(error, self.ray.exceptions.RayTaskError):
-                raise
-            self._replace_dead(member, error, queue)
-            self._count_death(number, member.node, error)
+        except Exception as error:  # a worker reports what a block does wrong; any other error is one of its machine
+            report = error
+        if isinstance(report, ClientError) and self._reads(member):
+            raise report
+        if isinstance(report, Exception):
+            self._replace_dead(member, report, queue)
+            self._count_death(number, member.node, report)
             return
         member.given.remove(number)
-        if isinstance(report, ClientError):
-            raise report
         self.now.reports[number], self.now.holder[number] = report, member
 
     def _replace_dead(self, member: PoolWorker, error: BaseException, queue: deque[int]) -> None:

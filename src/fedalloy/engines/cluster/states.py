@@ -27,6 +27,7 @@ from fedalloy.core.types import State, Tree
 _OWNER = "run.json"
 _NAME = re.compile(r"(\d+)-(\d+)\.state")
 _PER_FOLDER = 1000
+_PART = ".part"
 HELD = 3
 """Checkpoints whose states are kept: the two that a run keeps, and one that may be half written."""
 
@@ -47,12 +48,17 @@ class StateFiles:
         path.parent.mkdir(parents=True, exist_ok=True)
         leaves: Tree = {}
         structure = json.dumps(_without_tensors(state, leaves))
-        temporary = path.with_suffix(f".{os.getpid()}.part")
-        with temporary.open("wb") as file:
-            file.write(safetensors.torch.save(leaves, {"structure": structure}))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        # Not named by the process: those of several machines may have the same number.
+        temporary = path.with_suffix(f".{uuid.uuid4().hex}{_PART}")
+        try:
+            with temporary.open("wb") as file:
+                file.write(safetensors.torch.save(leaves, {"structure": structure}))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)  # on a full disk it would take what is left
+            raise
 
     def read(self, client: int, round: int) -> State:
         """A state as it was written."""
@@ -109,6 +115,8 @@ class OwnedStates:
                 f"engine 'ray': the folder states = '{folder}' holds the states of another run ({found}): give "
                 f"every run its own; if that run was moved, write its new place into {owner.name}"
             )
+        for left in folder.glob(f"*/*{_PART}"):  # of workers that were killed while they wrote
+            left.unlink(missing_ok=True)
         self._there, self._named, self.claimed = set(self.files.present()), [], True
 
     def wrote(self, markers: Mapping[int, State]) -> None:

@@ -96,6 +96,10 @@ class BlockWorker:
         self.kernel: KernelFor | None = None
         return told
 
+    def reads(self, references: Sequence[Any]) -> bool:
+        """Whether this process still reads the object store of its machine; an error if not."""
+        return _fetched(references[0]) is not None
+
     def run(
         self, call: int, references: Sequence[Any], number: int, work: Work, states: Packed, ctx: Context
     ) -> BlockReport | ClientError:

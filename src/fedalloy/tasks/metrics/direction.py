@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from fedalloy.core import registry
-
 Item = TypeVar("Item")
 _TOP_K = re.compile(r"top(\d+)")
 _asking = threading.Lock()
@@ -25,6 +23,8 @@ def higher_is_better(metric: str) -> bool | None:
     >>> higher_is_better("accuracy"), higher_is_better("loss"), higher_is_better("top7")
     (True, False, True)
     """
+    from fedalloy.core import registry  # imported here: it loads torch, which readers of records do without
+
     with _asking:  # the live page calls this from many threads, and a category must not be seen partly loaded
         known = registry.everything("metric")
         generic = metric not in known and top_k(metric) is not None
