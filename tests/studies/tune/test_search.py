@@ -351,6 +351,26 @@ def test_a_budget_that_holds_no_trial_is_refused(tmp_path: Path) -> None:
         fedalloy.tune(RECIPE, TWO, tmp_path, budget_rounds=17, processes=1)
 
 
+def test_a_smaller_budget_than_a_method_has_had_is_refused(tmp_path: Path) -> None:
+    """The others would get less than it, and the table would say that all had the same."""
+    recipe = {**RECIPE, "run": {**RECIPE["run"], "rounds": 2}, "tune": {"pruner": "none"}}
+    fedalloy.tune(recipe, {"fedavg": "fedavg"}, tmp_path, trials=3, processes=1)
+    with pytest.raises(SpecError, match="holds 3 trials, more than the budget of 2,"):
+        fedalloy.tune(recipe, TWO, tmp_path, trials=2, processes=1)
+    with pytest.raises(SpecError, match="holds trials of 12 rounds, more than the budget of 8 rounds,"):
+        fedalloy.tune(recipe, TWO, tmp_path, budget_rounds=8, processes=1)
+    with pytest.raises(SpecError, match="holds 3 trials, more than the budget of 1,"):
+        fedalloy.compare(recipe, TWO, tmp_path, tune=1, processes=1)
+    assert not (tmp_path / "tuning" / "fedprox" / "search.log").read_text().count("trial_id"), "nothing was tried"
+    both = fedalloy.tune(recipe, TWO, tmp_path, trials=3, processes=1)
+    assert [len(one.tried) for one in both.tuned] == [3, 3]
+
+
+def test_a_search_does_not_change_which_method_it_is_for() -> None:
+    with pytest.raises(SpecError, match="a search is for the settings of one method"):
+        space_of(parse({"tune": {"space": {"algorithm.name": ["fedavg", "fedprox"]}}}))
+
+
 def test_runs_that_were_not_tuned_are_refused_before_the_search(tmp_path: Path) -> None:
     one = {"fedavg": {"name": "fedavg", "lr": 1e-5}}
     fedalloy.compare(RECIPE, one, tmp_path, seeds=[0], rounds=2, processes=1)

@@ -73,6 +73,21 @@ def _has_valid(task: Task) -> bool:
     return any(bool(task.data("valid", some).size.any()) for some in everyone.split(_AT_ONCE))
 
 
+def check_spent(found: Sequence[Search]) -> None:
+    """Refuse a folder in which a search has had more than the budget: the others would get less than it."""
+    for one in found:
+        if one.total is not None and one.begun > one.total:
+            had, asked = f"{one.begun} trials", f"{one.total}"
+        elif one.table.rounds is not None and one.spent > one.table.rounds:
+            had, asked = f"trials of {one.spent} rounds", f"{one.table.rounds} rounds"
+        else:
+            continue
+        raise SpecError(
+            f"{one.folder} holds {had}, more than the budget of {asked}, which all methods get: give at least as much, "
+            "or choose another folder with -o"
+        )
+
+
 def _check_budget(table: TuneTable, recipe: Recipe) -> None:
     budgets = [name for name in ("trials", "rounds", "seconds") if getattr(table, name) is not None]
     if len(budgets) > 1:
