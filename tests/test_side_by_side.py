@@ -6,8 +6,10 @@ import tomllib
 
 import pytest
 
+import fedalloy
 from benchmarks.side_by_side import page
 from benchmarks.side_by_side.advised import Answer, answers, gather, regrets
+from benchmarks.side_by_side.gathering import gather as packed
 from benchmarks.side_by_side.stored import PERSONAL, Entry, Federation
 
 SEEDS = range(10)
@@ -85,6 +87,17 @@ def test_an_answer_is_kept_with_its_question(tmp_path):
         in kept.command
     )
     assert (kept.entry, kept.seeds, kept.stages) == ("ditto", 4, ("fedavg, ditto: trials 2",))
+
+
+def test_a_comparison_that_is_not_complete_is_left_out(tmp_path):
+    recipe = {"task": {"dataset": "digits", "model": "logistic"}, "partition": {"clients": 3}, "run": {"rounds": 1}}
+    place = tmp_path / "made"
+    fedalloy.compare({**recipe, "compare": [{"name": "fedavg"}]}, place, seeds=[0, 1], processes=1)
+    (place / "tuning.json").write_text("[]")
+    for order, left_out in ((["fedavg", "ditto"], True), (["fedavg"], False)):
+        (place / "comparison.json").write_text(json.dumps({"order": order}))
+        assert ("not complete (1 of 2 methods), left out" in packed(place, tmp_path / "kept")) is left_out
+        assert (tmp_path / "kept" / "made.json").exists() is not left_out
 
 
 def test_the_page_is_what_the_data_give():

@@ -128,7 +128,8 @@ def first_line(found: Sequence[Effect], aim: Aim, metric: str, higher: bool) -> 
     nearest = max(others, key=lambda one: _key(one.evidence[aim], sign))
     if nearest.evidence[aim].pairs < FEWEST_PAIRS:
         return f"No verdict, stay with FedAvg: another method needs {FEWEST_PAIRS} seeds that it and FedAvg finished."
-    return f"Nothing beats FedAvg in {what} here: {nearest.name} comes closest, {_measured(nearest.evidence[aim], higher)}."
+    measured = _measured(nearest.evidence[aim], higher)
+    return f"Nothing beats FedAvg in {what} here: {nearest.name} comes closest, {measured}."
 
 
 def _key(one: Evidence, sign: int) -> float:
