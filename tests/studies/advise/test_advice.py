@@ -179,6 +179,7 @@ def test_what_cannot_work_is_said_before_the_pilot(tmp_path: Path) -> None:
     """Nothing is trained before it."""
     for changes, said in (
         ({"seeds": [0, 0]}, "names a seed twice"),
+        ({"seeds": [3, 1001]}, "run.seeds has 1001, on which the search runs"),
         ({"minutes": float("inf")}, "minutes is inf"),
         ({"methods": ["ditto"], "one_model": True}, "gives every client a model of its own"),
         ({"without": ["hart"]}, "did you mean 'heart'"),

@@ -42,17 +42,22 @@ def searches(
 def check_search(recipe: Recipe, table: TuneTable) -> None:
     """A search needs one budget, seeds of its own, and a metric that is evaluated and has a direction."""
     _check_budget(table, recipe)
+    check_tuning_seeds(recipe)
+    found = scored(recipe)
+    metric, evaluated = str(found.run.target_metric), found.evaluate.metrics or []
+    if metric not in evaluated:
+        raise SpecError(f"target_metric '{metric}' is not evaluated: {nearest(metric, evaluated)}")
+    check_direction(metric, evaluated, "tuned on")
+
+
+def check_tuning_seeds(recipe: Recipe) -> None:
+    """Refuse reported seeds that are those of trials, also where these are the default."""
     both = sorted({*recipe.run.seeds} & {*tuning_seeds(recipe)})
     if both:
         raise SpecError(
             f"run.seeds has {', '.join(map(str, both))}, on which the search runs where run.tuning_seeds names no "
             "others: give run.tuning_seeds"
         )
-    found = scored(recipe)
-    metric, evaluated = str(found.run.target_metric), found.evaluate.metrics or []
-    if metric not in evaluated:
-        raise SpecError(f"target_metric '{metric}' is not evaluated: {nearest(metric, evaluated)}")
-    check_direction(metric, evaluated, "tuned on")
 
 
 def check_parts(task: Callable[[int], Task] | None, seeds: Sequence[int]) -> None:
