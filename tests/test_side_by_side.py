@@ -11,6 +11,7 @@ from benchmarks.side_by_side import page
 from benchmarks.side_by_side.advised import Answer, answers, gather, regrets
 from benchmarks.side_by_side.gathering import gather as packed
 from benchmarks.side_by_side.stored import PERSONAL, Entry, Federation
+from fedalloy.studies.tune.searching import rungs
 
 SEEDS = range(10)
 
@@ -111,3 +112,10 @@ def test_every_federation_has_enough_methods_of_both_kinds():
         names = {one["name"] for one in tomllib.loads(file.read_text(encoding="utf-8"))["compare"]}
         assert len(names & set(PERSONAL)) >= 8
         assert len(names - set(PERSONAL)) >= 12
+
+
+def test_the_search_of_every_recipe_can_stop_trials_early():
+    """The page says that it could; where scores come too rarely, every trial runs to its end."""
+    for file in page.RECIPES.glob("*.toml"):
+        recipe = tomllib.loads(file.read_text(encoding="utf-8"))
+        assert rungs(recipe["run"]["rounds"], recipe["evaluate"]["every"]), file.name

@@ -298,6 +298,15 @@ def test_a_plan_names_the_search_and_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+def test_a_plan_says_where_no_trial_can_be_stopped_early(tmp_path: Path) -> None:
+    said = {}
+    for every in (1, 5):
+        recipe = {**RECIPE, "evaluate": {"every": every}, "tune": {"trials": 5}, "compare": [{"name": "fedavg"}]}
+        said[every] = plan(parse(recipe), tmp_path).search
+    assert "No trial can be stopped early, because there are scores every 5 of 9 rounds" in said[5]
+    assert "stopped early" not in said[1]
+
+
 def test_when_it_is_late_all_searches_end_with_equally_many_trials(tmp_path: Path) -> None:
     table = {**RECIPE, "compare": [{"name": "fedavg"}, {"name": "fedprox"}], "tune": {"trials": 9, "pruner": "none"}}
     call = as_call(table, None, tmp_path, {"rounds": 2})
