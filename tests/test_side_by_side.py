@@ -6,9 +6,12 @@ import tomllib
 
 import pytest
 
+import fedalloy
 from benchmarks.side_by_side import page
 from benchmarks.side_by_side.advised import Answer, answers, gather, regrets
+from benchmarks.side_by_side.gathering import gather as packed
 from benchmarks.side_by_side.stored import PERSONAL, Entry, Federation
+from fedalloy.studies.tune.searching import rungs
 
 SEEDS = range(10)
 
@@ -87,6 +90,17 @@ def test_an_answer_is_kept_with_its_question(tmp_path):
     assert (kept.entry, kept.seeds, kept.stages) == ("ditto", 4, ("fedavg, ditto: trials 2",))
 
 
+def test_a_comparison_that_is_not_complete_is_left_out(tmp_path):
+    recipe = {"task": {"dataset": "digits", "model": "logistic"}, "partition": {"clients": 3}, "run": {"rounds": 1}}
+    place = tmp_path / "made"
+    fedalloy.compare({**recipe, "compare": [{"name": "fedavg"}]}, place, seeds=[0, 1], processes=1)
+    (place / "tuning.json").write_text("[]")
+    for order, left_out in ((["fedavg", "ditto"], True), (["fedavg"], False)):
+        (place / "comparison.json").write_text(json.dumps({"order": order}))
+        assert ("not complete (1 of 2 methods), left out" in packed(place, tmp_path / "kept")) is left_out
+        assert (tmp_path / "kept" / "made.json").exists() is not left_out
+
+
 def test_the_page_is_what_the_data_give():
     assert page.check() == 0
 
@@ -98,3 +112,10 @@ def test_every_federation_has_enough_methods_of_both_kinds():
         names = {one["name"] for one in tomllib.loads(file.read_text(encoding="utf-8"))["compare"]}
         assert len(names & set(PERSONAL)) >= 8
         assert len(names - set(PERSONAL)) >= 12
+
+
+def test_the_search_of_every_recipe_can_stop_trials_early():
+    """The page says that it could; where scores come too rarely, every trial runs to its end."""
+    for file in page.RECIPES.glob("*.toml"):
+        recipe = tomllib.loads(file.read_text(encoding="utf-8"))
+        assert rungs(recipe["run"]["rounds"], recipe["evaluate"]["every"]), file.name

@@ -20,8 +20,10 @@ DIGITS = 5
 
 
 def gather(place: Path, to: Path) -> str:
-    """Pack the comparison in a folder; returns what to print."""
-    outcomes = read_outcomes([place])
+    """Pack the comparison in a folder, if it is complete; returns what to print."""
+    outcomes = read_outcomes([place]) if any(place.glob("*/seed-*/recipe.toml")) else []
+    if missing := _missing(place, outcomes):
+        return f"{place}: not complete ({missing}), left out"
     tuned = {one["name"]: one for one in json.loads((place / "tuning.json").read_text(encoding="utf-8"))}
     entries = [_entry(name, runs, tuned.get(name, {})) for name, runs in by_name(outcomes).items()]
     packed = {**_federation(place.name, outcomes), "entries": entries}
@@ -29,6 +31,15 @@ def gather(place: Path, to: Path) -> str:
     file = to / f"{place.name}.json"
     file.write_text(_lines(packed), encoding="utf-8")
     return f"{file}: {len(outcomes)} runs of {len(entries)} methods, {file.stat().st_size / 2**10:.0f} KiB"
+
+
+def _missing(place: Path, outcomes: Sequence[RunOutcome]) -> str:
+    """What a comparison still has to run: a table of the methods that came first would be no comparison."""
+    order = json.loads((place / "comparison.json").read_text(encoding="utf-8"))["order"]
+    groups = by_name(outcomes)
+    seeds = {run.seed for run in outcomes}
+    short = [name for name in order if {run.seed for run in groups.get(name, []) if run.ended} != seeds or not seeds]
+    return f"{len(short)} of {len(order)} methods" if short else ""
 
 
 def _federation(name: str, outcomes: Sequence[RunOutcome]) -> dict[str, Any]:

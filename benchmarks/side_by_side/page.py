@@ -97,10 +97,10 @@ def _advised(told: Sequence[Answer], federations: Sequence[Federation]) -> list[
     said = [f"- {one.federation} (`{one.command}`): {_said(one)}" for one in told]
     return [
         "## What the advice is worth\n",
-        "`fedalloy advise` was asked about the federations below with a few minutes of two cores, shared with other "
-        "work, without what the package knows about that federation, and with other seeds than those of the tables. "
-        "Its choice is looked up in the table: how many points the best method is ahead, and the rank. Both rest on "
-        "the reported runs, so small regrets are within chance.\n",
+        "`fedalloy advise` was asked about the federations below with a few minutes of one or two cores, shared with "
+        "other work, without what the package knows about that federation, and with other seeds than those of the "
+        "tables. Its choice is looked up in the table: how many points the best method is ahead, and the rank. Both "
+        "rest on the reported runs, so small regrets are within chance.\n",
         *_markdown(["choice", *(name for name in known if name in {one.federation for one in told}), "mean regret"],
                    regrets(told, federations)),
         *said,

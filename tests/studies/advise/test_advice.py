@@ -26,7 +26,7 @@ from fedalloy.experiment.records.reading import find_runs, read_run
 from fedalloy.results.outcome import RunOutcome, read_outcome
 from fedalloy.results.statistics import Spread
 from fedalloy.studies.advise import pilot
-from fedalloy.studies.advise.answer import Effect, chosen, effects, first_line
+from fedalloy.studies.advise.answer import Effect, chosen, cost_of, effects, first_line
 from fedalloy.studies.compare import jobs
 from fedalloy.studies.compare.held import HeldTasks
 from fedalloy.studies.compare.jobs import Job, JobNews, Watcher, work
@@ -149,7 +149,9 @@ def test_the_direction_of_a_metric_decides_what_beats() -> None:
     winner = chosen(as_loss, "mean", False)
     assert winner is not None
     assert winner.name == "ditto"
-    assert first_line(as_loss, "mean", "loss", False).startswith("Use ditto: it beats FedAvg in loss by -0.4")
+    said = first_line(as_loss, "mean", "loss", False)
+    assert said.startswith("Use ditto: it beats FedAvg in loss by -0.4")
+    assert said.endswith("4 seeds; lower is better)."), "a negative difference that is better needs a word"
     assert chosen(as_score, "mean", True) is None
     assert first_line(as_score, "mean", "accuracy", True).startswith("Nothing beats FedAvg in accuracy here")
     worst = chosen(as_score, "worst", True)
@@ -160,10 +162,24 @@ def test_the_direction_of_a_metric_decides_what_beats() -> None:
     assert first_line(failed, "mean", "loss", False) == "No other method could be tried: FedAvg it is."
 
 
+def test_the_first_round_of_a_run_is_not_what_a_round_costs(tmp_path: Path) -> None:
+    """It has preparations too, which took a hundred times as long as a round on a busy machine."""
+    recipe = {"partition": {"clients": 3}, "run": {"rounds": 5}}
+    done = fedalloy.compare(recipe, ["fedavg"], tmp_path, processes=1)
+    (run,) = done.outcomes
+    assert run.folder is not None
+    file = run.folder / "timings.jsonl"
+    first, *rest = (json.loads(line) for line in file.read_text().splitlines())
+    rows = [{**first, "clients": 1000.0}, *({**row, "clients": 0.5} for row in rest)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert 0.5 < cost_of([run]).seconds < 1.0
+
+
 def test_what_cannot_work_is_said_before_the_pilot(tmp_path: Path) -> None:
     """Nothing is trained before it."""
     for changes, said in (
         ({"seeds": [0, 0]}, "names a seed twice"),
+        ({"seeds": [3, 1001]}, "run.seeds has 1001, on which the search runs"),
         ({"minutes": float("inf")}, "minutes is inf"),
         ({"methods": ["ditto"], "one_model": True}, "gives every client a model of its own"),
         ({"without": ["hart"]}, "did you mean 'heart'"),
@@ -200,9 +216,10 @@ def test_no_answer_rests_on_runs_that_are_not_complete(tmp_path: Path, monkeypat
     """A worker that is killed in the last stage leaves fewer seeds; the same command does the rest."""
     asked: dict[str, Any] = {"minutes": SHORT, "methods": ["ditto"], "processes": 1}
 
-    def dying(job: Job, tell: Watcher, held: HeldTasks | None = None) -> JobNews:
+    def dying(job: Job, tell: Watcher, *held: HeldTasks | None) -> JobNews:
         broken = "tuning" not in job.folder.parts and job.seed == 3
-        return JobNews(job, "broken", text="its process died", state="interrupted") if broken else work(job, tell, held)
+        dead = JobNews(job, "broken", text="its process died", state="interrupted")
+        return dead if broken else work(job, tell, *held)
 
     with monkeypatch.context() as patched:
         patched.setattr(jobs, "work", dying)

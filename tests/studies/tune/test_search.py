@@ -298,6 +298,15 @@ def test_a_plan_names_the_search_and_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+def test_a_plan_says_where_no_trial_can_be_stopped_early(tmp_path: Path) -> None:
+    said = {}
+    for every in (1, 5):
+        recipe = {**RECIPE, "evaluate": {"every": every}, "tune": {"trials": 5}, "compare": [{"name": "fedavg"}]}
+        said[every] = plan(parse(recipe), tmp_path).search
+    assert "No trial can be stopped early, because there are scores every 5 of 9 rounds" in said[5]
+    assert "stopped early" not in said[1]
+
+
 def test_when_it_is_late_all_searches_end_with_equally_many_trials(tmp_path: Path) -> None:
     table = {**RECIPE, "compare": [{"name": "fedavg"}, {"name": "fedprox"}], "tune": {"trials": 9, "pruner": "none"}}
     call = as_call(table, None, tmp_path, {"rounds": 2})
@@ -349,6 +358,26 @@ def test_a_method_that_cannot_run_does_not_search_for_ever(tmp_path: Path) -> No
 def test_a_budget_that_holds_no_trial_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="17 rounds is less than one trial takes, 18: 9 rounds with each of 2"):
         fedalloy.tune(RECIPE, TWO, tmp_path, budget_rounds=17, processes=1)
+
+
+def test_a_smaller_budget_than_a_method_has_had_is_refused(tmp_path: Path) -> None:
+    """The others would get less than it, and the table would say that all had the same."""
+    recipe = {**RECIPE, "run": {**RECIPE["run"], "rounds": 2}, "tune": {"pruner": "none"}}
+    fedalloy.tune(recipe, {"fedavg": "fedavg"}, tmp_path, trials=3, processes=1)
+    with pytest.raises(SpecError, match="holds 3 trials, more than the budget of 2,"):
+        fedalloy.tune(recipe, TWO, tmp_path, trials=2, processes=1)
+    with pytest.raises(SpecError, match="holds trials of 12 rounds, more than the budget of 8 rounds,"):
+        fedalloy.tune(recipe, TWO, tmp_path, budget_rounds=8, processes=1)
+    with pytest.raises(SpecError, match="holds 3 trials, more than the budget of 1,"):
+        fedalloy.compare(recipe, TWO, tmp_path, tune=1, processes=1)
+    assert not (tmp_path / "tuning" / "fedprox" / "search.log").read_text().count("trial_id"), "nothing was tried"
+    both = fedalloy.tune(recipe, TWO, tmp_path, trials=3, processes=1)
+    assert [len(one.tried) for one in both.tuned] == [3, 3]
+
+
+def test_a_search_does_not_change_which_method_it_is_for() -> None:
+    with pytest.raises(SpecError, match="a search is for the settings of one method"):
+        space_of(parse({"tune": {"space": {"algorithm.name": ["fedavg", "fedprox"]}}}))
 
 
 def test_runs_that_were_not_tuned_are_refused_before_the_search(tmp_path: Path) -> None:

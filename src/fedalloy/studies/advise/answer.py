@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -95,14 +96,15 @@ def _spreads(runs: Sequence[RunOutcome]) -> dict[Aim, Spread | None]:
 
 
 def cost_of(runs: Sequence[RunOutcome]) -> RoundCost:
-    """The mean over the rounds of all runs; evaluations are not counted."""
+    """Bytes are the mean over the rounds of all runs, seconds the median, because the first round of a run has its
+    preparations too; evaluations are not counted."""
     records = [read_run(run.folder) for run in runs if run.folder is not None and run.finished]
     rows = [row for record in records for row in record.rounds() if row["ids"]]
     seconds = [seconds_of(row) - row.get("evaluate", 0.0) for record in records for row in record.timings()]
     return RoundCost(
         mean(row["bytes_up"] / len(row["ids"]) for row in rows),
         mean(row["bytes_down"] / len(row["ids"]) for row in rows),
-        mean(seconds),
+        statistics.median(seconds) if seconds else math.nan,
     )
 
 
@@ -121,20 +123,21 @@ def first_line(found: Sequence[Effect], aim: Aim, metric: str, higher: bool) -> 
     what = metric if aim == "mean" else f"{metric} of the worst-served 10 %"
     winner = chosen(found, aim, higher)
     if winner is not None:
-        return f"Use {winner.name}: it beats FedAvg in {what} by {_measured(winner.evidence[aim])}."
+        return f"Use {winner.name}: it beats FedAvg in {what} by {_measured(winner.evidence[aim], higher)}."
     sign = 1 if higher else -1
     nearest = max(others, key=lambda one: _key(one.evidence[aim], sign))
     if nearest.evidence[aim].pairs < FEWEST_PAIRS:
         return f"No verdict, stay with FedAvg: another method needs {FEWEST_PAIRS} seeds that it and FedAvg finished."
-    return f"Nothing beats FedAvg in {what} here: {nearest.name} comes closest, {_measured(nearest.evidence[aim])}."
+    measured = _measured(nearest.evidence[aim], higher)
+    return f"Nothing beats FedAvg in {what} here: {nearest.name} comes closest, {measured}."
 
 
 def _key(one: Evidence, sign: int) -> float:
     return -math.inf if math.isnan(one.estimate) else sign * one.estimate
 
 
-def _measured(one: Evidence) -> str:
-    level = f"{100 * (1 - one.alpha):.4g} % interval, {one.pairs} seeds"
+def _measured(one: Evidence, higher: bool) -> str:
+    level = f"{100 * (1 - one.alpha):.4g} % interval, {one.pairs} seeds{'' if higher else '; lower is better'}"
     note = f"; {one.reason} decides" if one.decided and one.reason else ""
     return f"{one.text()} ({level}{note})"
 

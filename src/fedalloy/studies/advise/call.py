@@ -40,7 +40,7 @@ from fedalloy.studies.compare.jobs import Watcher, leave_if_starting
 from fedalloy.studies.tune.searching import tuning_seeds
 from fedalloy.studies.tune.spaces import changed, has_argument
 from fedalloy.studies.tune.storage import searching_alone
-from fedalloy.studies.tune.tuning import check_parts
+from fedalloy.studies.tune.tuning import check_parts, check_tuning_seeds
 from fedalloy.tasks.metrics.direction import higher_is_better
 
 METHODS = 6
@@ -181,6 +181,7 @@ def _check(call: Call, minutes: float, aim: str, most: int, without: Sequence[st
         raise SpecError(f"the recipe has [{own[0]}], which would replace that part of every method: take it out")
     _check_ranges(recipe)
     check_seeds(recipe.model_copy(update={"compare": [], "grid": {}}))
+    check_tuning_seeds(recipe)
     found = scored(recipe)
     check_direction(str(found.run.target_metric), found.evaluate.metrics or [], "advised on")
     check_parts(call.task, tuning_seeds(recipe))

@@ -34,7 +34,7 @@ from fedalloy.studies.compare.naming import folders, safe, settings_folders
 from fedalloy.studies.compare.progress import JobsBar
 from fedalloy.studies.compare.tuned import Stuck, Tried, Tries, Tuned, check_untuned, set_aside, tuned_json
 from fedalloy.studies.tune.searching import Search
-from fedalloy.studies.tune.tuning import check_parts, search_all, searches
+from fedalloy.studies.tune.tuning import check_parts, check_spent, search_all, searches
 from fedalloy.tasks.metrics.direction import best, higher_is_better
 
 
@@ -177,6 +177,7 @@ def compared(call: Call, processes: int | None, watcher: Watcher, track: Sequenc
     check_untuned(where, places, entry_names(entries) if entries.tune else ())
     found = searches(with_entries(entries), where, partial(job_of, call=call), tuning)
     check_parts(call.task, found[0].recipe.run.tuning_seeds if found else ())
+    check_spent(found)
     changing = {*tuning, *(one.name for one in found)}
     for name, one in with_entries(entries):  # and a folder that holds something else
         for seed in entries.run.seeds if name not in changing else ():

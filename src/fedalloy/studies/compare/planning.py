@@ -17,7 +17,7 @@ from fedalloy.results.redrawn import Drawn, Redrawn, drawn_by, redrawn
 from fedalloy.results.runs import read_outcomes
 from fedalloy.results.table import summarise
 from fedalloy.studies.compare.comparing import as_entries, check_seeds, tuning_runs, with_entries
-from fedalloy.studies.tune.searching import DEFAULT_TRIALS, tuning_seeds
+from fedalloy.studies.tune.searching import DEFAULT_TRIALS, rungs, tuning_seeds
 from fedalloy.studies.tune.spaces import space_of, with_own_ranges
 from fedalloy.studies.tune.tuning import check_search
 
@@ -119,7 +119,16 @@ def _search(recipe: Recipe) -> str:
     seeds = tuning_seeds(entries[0][1])
     where = "; ".join(f"{name}: {', '.join(space_of(one))}" for name, one in entries)
     said = f"First a search on seeds {', '.join(map(str, seeds))}, for every algorithm {_budget(recipe, len(seeds))}."
-    return f"{said} Searched are {where}."
+    return f"{said}{_never_stopped(entries[0][1])} Searched are {where}."
+
+
+def _never_stopped(recipe: Recipe) -> str:
+    """That no trial can be stopped early, where scores come too rarely for it."""
+    assert recipe.tune is not None
+    if recipe.tune.pruner == "none" or rungs(recipe.run.rounds, recipe.evaluate.every):
+        return ""
+    often = f"there are scores every {recipe.evaluate.every} of {recipe.run.rounds} rounds"
+    return f" No trial can be stopped early, because {often}: give a smaller evaluate.every."
 
 
 def _budget(recipe: Recipe, seeds: int) -> str:

@@ -28,7 +28,7 @@ from fedalloy.studies.compare.comparing import (
 from fedalloy.studies.compare.jobs import Watcher, leave_if_starting
 from fedalloy.studies.compare.tuned import Tries, Tuned, tuned_json
 from fedalloy.studies.tune.searching import Search
-from fedalloy.studies.tune.tuning import check_parts, search_all, searches
+from fedalloy.studies.tune.tuning import check_parts, check_spent, search_all, searches
 
 
 @dataclass(frozen=True, repr=False)
@@ -112,6 +112,7 @@ def _tuned(call: Call, recipe: Recipe, processes: int | None, watcher: Watcher) 
     grids: dict[str, Tries] = {name: [] for name in entry_names(entries) if grid_of(entries, name)}
     found = searches(with_entries(entries), call.folder, partial(job_of, call=call), grids)
     check_parts(call.task, found[0].recipe.run.tuning_seeds)
+    check_spent(found)
     tuned, stuck = search_all(found, 1 if call.task else processes or default_processes(entries), watcher)
     if stuck:
         name, reason = next(iter(stuck.items()))

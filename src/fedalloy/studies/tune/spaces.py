@@ -76,11 +76,17 @@ def _given(recipe: Recipe) -> Mapping[str, Any]:
 
 
 def _check_table(path: str) -> None:
-    """Refuse what is not a setting of the method: with other data, seeds or rounds scores could not be compared."""
+    """Refuse what is not a setting of the method: with other data, seeds or rounds scores could not be compared, and
+    an entry that became another method would have been searched in the ranges of the first."""
     if path.partition(".")[0] not in TABLES:
         raise SpecError(
             f"tune.space.{path}: only settings of the method can be searched, in {', '.join(TABLES)}: trials with "
             "other data, seeds or rounds could not be compared"
+        )
+    if path == "algorithm.name":
+        raise SpecError(
+            f"tune.space.{path}: a search is for the settings of one method: name the others in [[compare]], where "
+            "each has a search of its own"
         )
 
 

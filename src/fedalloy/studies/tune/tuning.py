@@ -42,17 +42,22 @@ def searches(
 def check_search(recipe: Recipe, table: TuneTable) -> None:
     """A search needs one budget, seeds of its own, and a metric that is evaluated and has a direction."""
     _check_budget(table, recipe)
+    check_tuning_seeds(recipe)
+    found = scored(recipe)
+    metric, evaluated = str(found.run.target_metric), found.evaluate.metrics or []
+    if metric not in evaluated:
+        raise SpecError(f"target_metric '{metric}' is not evaluated: {nearest(metric, evaluated)}")
+    check_direction(metric, evaluated, "tuned on")
+
+
+def check_tuning_seeds(recipe: Recipe) -> None:
+    """Refuse reported seeds that are those of trials, also where these are the default."""
     both = sorted({*recipe.run.seeds} & {*tuning_seeds(recipe)})
     if both:
         raise SpecError(
             f"run.seeds has {', '.join(map(str, both))}, on which the search runs where run.tuning_seeds names no "
             "others: give run.tuning_seeds"
         )
-    found = scored(recipe)
-    metric, evaluated = str(found.run.target_metric), found.evaluate.metrics or []
-    if metric not in evaluated:
-        raise SpecError(f"target_metric '{metric}' is not evaluated: {nearest(metric, evaluated)}")
-    check_direction(metric, evaluated, "tuned on")
 
 
 def check_parts(task: Callable[[int], Task] | None, seeds: Sequence[int]) -> None:
@@ -71,6 +76,21 @@ def _has_valid(task: Task) -> bool:
     """Whether any client has validation examples; asked for some clients at a time, whose data may have to be read."""
     everyone = torch.arange(task.population)
     return any(bool(task.data("valid", some).size.any()) for some in everyone.split(_AT_ONCE))
+
+
+def check_spent(found: Sequence[Search]) -> None:
+    """Refuse a folder in which a search has had more than the budget: the others would get less than it."""
+    for one in found:
+        if one.total is not None and one.begun > one.total:
+            had, asked = f"{one.begun} trials", f"{one.total}"
+        elif one.table.rounds is not None and one.spent > one.table.rounds:
+            had, asked = f"trials of {one.spent} rounds", f"{one.table.rounds} rounds"
+        else:
+            continue
+        raise SpecError(
+            f"{one.folder} holds {had}, more than the budget of {asked}, which all methods get: give at least as much, "
+            "or choose another folder with -o"
+        )
 
 
 def _check_budget(table: TuneTable, recipe: Recipe) -> None:
