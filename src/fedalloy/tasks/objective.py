@@ -135,7 +135,7 @@ class ModuleObjective(Objective):
 
     @property
     def told_model(self) -> dict[str, Any] | None:
-        """How to build the model anew, as plain values, if it is a named one with all its parameters trained."""
+        """How to build the model again, as plain values, if it is a named one with all its parameters trained."""
         return self._model.told
 
     @property
