@@ -118,8 +118,8 @@ class PureModule:
 
     @property
     def told(self) -> dict[str, Any] | None:
-        """How to build the model again, as plain values; None for a model that only its own program has, or whose frozen
-        values nobody else has."""
+        """How to build the model again, as plain values; None for a model that only its own program has, or whose
+        frozen values nobody else has."""
         if not isinstance(self.factory, NamedModel) or self.patterns is not None:
             return None
         told = self.factory.told()
