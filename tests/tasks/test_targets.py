@@ -294,12 +294,12 @@ def test_methods_that_assume_labels_say_so():
 def test_partitions_by_label_refuse_what_has_no_order(kind, rule):
     """``shards`` sorted every row of marks by itself: an example became as many as it had marks."""
     parts = {"label": {"kind": "dirichlet", "alpha": 1.0}, "quantity": "power_law"}
-    given: dict[str, Any] = {
+    given: dict[str, dict[str, Any]] = {
         "classes": {"per_client": 2}, "dirichlet": {"alpha": 1.0}, "shards": {}, "skewed": parts,
         "mixed": {"iid": 1, "non_iid": 2},
-    }[rule]  # fmt: skip
+    }  # fmt: skip
     with pytest.raises(DataError, match=r"deals by class|sorts examples by label"):
-        task_of(kind, partition={"kind": rule, **given})
+        task_of(kind, partition={"kind": rule, **given[rule]})
 
 
 def test_shards_of_a_quantity_are_neighbours():

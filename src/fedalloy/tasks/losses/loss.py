@@ -78,8 +78,8 @@ def choose(loss: str | Mapping[str, Any] | PerExample | Loss) -> Loss:
     if not isinstance(loss, str) or not registry.knows("loss", loss):
         known = nearest(str(loss), registry.names("loss"))
         raise SpecError(
-            f"unknown loss '{loss}': {known}, or a function of (outputs, y); in a recipe a loss of your own has the name "
-            "under which a module that imports lists registers it"
+            f"unknown loss '{loss}': {known}, or a function of (outputs, y); in a recipe a loss of your own has the "
+            "name under which a module that imports lists registers it"
         )
     named: Loss = registry.find("loss", loss)()
     return named
