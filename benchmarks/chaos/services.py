@@ -47,14 +47,14 @@ def lies() -> tuple[np.ndarray, np.ndarray]:
     second time; what it sends otherwise is honest."""
     from fedalloy.flower.node import answer as node
 
-    honest, draw = node.as_records, Random()
+    honest, draw = vars(node)["as_records"], Random()
 
-    def told(message: TensorMessage) -> Any:
+    def told(message: TensorMessage, **options: Any) -> Any:
         if not message.parts or draw.random() < 0.5:
-            return honest(message)
+            return honest(message, **options)
         change = draw.choice((lambda leaf: leaf * float("nan"), lambda leaf: leaf.flatten()[:1]))
         parts = {part: {name: change(leaf) for name, leaf in tree.items()} for part, tree in message.parts.items()}
-        return honest(TensorMessage(message.header, parts))
+        return honest(TensorMessage(message.header, parts), **options)
 
     setattr(node, "as_records", told)  # noqa: B010
     return share(LIAR)
