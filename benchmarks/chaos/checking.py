@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from benchmarks.chaos.services import NODES, Federation
+from benchmarks.chaos.services import NODES
 from fedalloy.experiment.recipe import load, parse, resolve
 from fedalloy.experiment.records import checkpoint
 from fedalloy.experiment.records.reading import read_json, read_run
@@ -32,7 +32,20 @@ class Verdict:
     problems: list[str] = field(default_factory=list)
 
 
-def judge(federation: Federation, name: str, recipe: Path, folder: Path) -> Verdict:
+class Folders(Protocol):
+    """What is read of a federation: where it is, and the folders of its nodes."""
+
+    @property
+    def place(self) -> Path:
+        """Its folder."""
+        ...
+
+    def folder(self, node: int) -> Path:
+        """The folder of a node."""
+        ...
+
+
+def judge(federation: Folders, name: str, recipe: Path, folder: Path) -> Verdict:
     """Check one study."""
     found = Verdict(name)
     record = read_run(folder)

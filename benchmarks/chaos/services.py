@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from benchmarks.chaos.links import SERVER
 from fedalloy.experiment.records import atomic
@@ -42,19 +43,27 @@ def share(client: int) -> tuple[np.ndarray, np.ndarray]:
     return (centres[y] + draw.normal(size=(len(y), FEATURES))).astype(np.float32), y
 
 
+def _no_number(leaf: Tensor) -> Tensor:
+    return leaf * float("nan")
+
+
+def _other_shape(leaf: Tensor) -> Tensor:
+    return leaf.flatten()[:1]
+
+
 def lies() -> tuple[np.ndarray, np.ndarray]:
     """The data of the node that lies. From here on its process sends numbers that are none, or other shapes, every
     second time; what it sends otherwise is honest."""
     from fedalloy.flower.node import answer as node
 
-    honest, draw = node.as_records, Random()
+    honest, draw = vars(node)["as_records"], Random()
 
-    def told(message: TensorMessage) -> Any:
+    def told(message: TensorMessage, **options: Any) -> Any:
         if not message.parts or draw.random() < 0.5:
-            return honest(message)
-        change = draw.choice((lambda leaf: leaf * float("nan"), lambda leaf: leaf.flatten()[:1]))
+            return honest(message, **options)
+        change = draw.choice((_no_number, _other_shape))
         parts = {part: {name: change(leaf) for name, leaf in tree.items()} for part, tree in message.parts.items()}
-        return honest(TensorMessage(message.header, parts))
+        return honest(TensorMessage(message.header, parts), **options)
 
     setattr(node, "as_records", told)  # noqa: B010
     return share(LIAR)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="needs the extra 'flower'")
 
 from benchmarks.chaos import checking
 from benchmarks.chaos.checking import Verdict, judge
+from benchmarks.chaos.services import lies
 from fedalloy.experiment.records import checkpoint
+from fedalloy.flower.node import answer
+from fedalloy.flower.protocol.tensor_messages import TensorMessage, unpack
+from fedalloy.flower.protocol.tensor_messages import pack as as_records
 from tests.flower import shares
 from tests.flower.fake import federation, play, recipe_file
 
@@ -38,8 +43,17 @@ def verdict(tmp_path, monkeypatch):
 
     play(recipe, tmp_path / "runs" / "scaffold", grid, say=say)
     (tmp_path / "runs" / "scaffold" / "federation.log").touch()
-    place = SimpleNamespace(place=tmp_path, folder=lambda client: tmp_path / f"node-{client}")
-    return lambda: judge(place, "scaffold", recipe, tmp_path / "runs" / "scaffold")
+    return lambda: judge(Place(tmp_path), "scaffold", recipe, tmp_path / "runs" / "scaffold")
+
+
+@dataclass
+class Place:
+    """Where the nodes are."""
+
+    place: Path
+
+    def folder(self, node: int) -> Path:
+        return self.place / f"node-{node}"
 
 
 def states(folder: Path, client: int) -> list[Path]:
@@ -73,3 +87,15 @@ def test_a_changed_record_is_found(verdict, tmp_path):
     found: Verdict = verdict()
     assert found.distance > checking.TOLERANCE
     assert "from that of the records" in found.problems[0]
+
+
+def test_the_node_that_lies_answers_and_lies_sometimes(monkeypatch):
+    """It takes the options with which a node sends, and sends numbers that are none or another shape, or the truth."""
+    monkeypatch.setattr(answer, "as_records", as_records)  # put back at the end
+    lies()
+    said, seen = vars(answer)["as_records"], set()
+    for _ in range(50):
+        message = TensorMessage({"status": "ok"}, {"delta": {"w": torch.ones(2, 2)}})
+        leaf = unpack(said(message, release=True)).parts["delta"]["w"]
+        seen.add("shape" if leaf.shape != (2, 2) else "number" if leaf.isnan().any() else "honest")
+    assert seen == {"shape", "number", "honest"}

@@ -50,6 +50,7 @@ EXAMPLES = {
     "flower status": "fedalloy flower status federation/server",
     "flower revoke": "fedalloy flower revoke federation/server node-2",
     "flower rotate": "fedalloy flower rotate federation/server node-2 new-key.pub",
+    "flower renew": "fedalloy flower renew federation/server --ca-key ca.key",
     "flower logs": "fedalloy flower logs federation/server",
     "flower backup": "fedalloy flower backup federation/server -o backup.tar",
     "flower restore": "fedalloy flower restore backup.tar restored",

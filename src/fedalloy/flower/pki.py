@@ -55,15 +55,11 @@ def make_server_certificate(files: ServerFiles, hosts: Sequence[str] = (), days:
 def renew_certificates(files: ServerFiles, days: int = DAYS, authority_key: Path | None = None) -> datetime:
     """Write a new server certificate, for the names of the old one, and a new one of the authority, which keeps its key
     and its name: until the old ``ca.crt`` ends, which is returned, nodes that have that one accept the server too."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
     if days < 1:
         raise SpecError(f"certificates cannot be valid for {days} days; use 1 or more")
     kept = authority_key or files.ca_key
     try:
-        old, ca = (_read(file) for file in (files.certificate, files.ca_certificate))
-        ca_key, key = (load_pem_private_key(file.read_bytes(), None) for file in (kept, files.key))
+        old, ca, key, ca_key = _read(files.certificate), _read(files.ca_certificate), _key(files.key), _key(kept)
     except (OSError, ValueError, TypeError) as error:
         raise SpecError(
             f"the certificates cannot be renewed: {error}. This needs {files.certificate}, {files.key}, "
@@ -71,12 +67,27 @@ def renew_certificates(files: ServerFiles, days: int = DAYS, authority_key: Path
         ) from None
     if ca_key.public_key() != ca.public_key():
         raise SpecError(f"{kept} is not the key of {files.ca_certificate}; nodes would refuse what it signs")
-    names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    hosts = [str(one.value) for one in names]
     renewed = _authority(ca_key, days)
-    atomic.write_text(files.certificate, _pem(_server(key, renewed, ca_key, hosts, days)).decode())
+    atomic.write_text(files.certificate, _pem(_server(key, renewed, ca_key, _hosts(old), days)).decode())
     atomic.write_text(files.ca_certificate, _pem(renewed).decode())
     return ca.not_valid_after_utc
+
+
+def _key(file: Path) -> ec.EllipticCurvePrivateKey:
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    found = load_pem_private_key(file.read_bytes(), None)
+    if not isinstance(found, ec.EllipticCurvePrivateKey):
+        raise ValueError(f"{file} is not an elliptic-curve key")
+    return found
+
+
+def _hosts(certificate: x509.Certificate) -> list[str]:
+    """The names and addresses in a certificate."""
+    from cryptography import x509
+
+    return [str(one.value) for one in certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value]
 
 
 def make_node_key(path: Path, comment: str = "") -> None:
