@@ -58,15 +58,18 @@ def by_package(files: Mapping[str, Lines]) -> dict[str, Lines]:
 
 
 def told(packages: Mapping[str, Lines], tests: str, date: str) -> str:
-    """The sentence with the figures.
+    """The sentence with the figures; where only some tests were run, it says so.
 
     >>> print(told({"": (9, 12), "core": (9, 10)}, "tests/core", "2026-01-01"))
-    Measured on 2026-01-01 with `make coverage COVERED="tests/core"`: 75.0 % of 12 lines were run (core 90 %).
+    Measured on 2026-01-01 with
+    `make coverage COVERED="tests/core"`, a part of the tests:
+    75.0 % of 12 lines were run (core 90 %).
     """
-    command = "make coverage" if tests.split() == WHOLE.split() else f'make coverage COVERED="{tests}"'
+    whole = tests.split() == WHOLE.split()
+    command = "`make coverage`" if whole else f'`make coverage COVERED="{tests}"`, a part of the tests'
     done, lines = packages[""]
     parts = ", ".join(f"{name} {share(one):.0f} %" for name, one in packages.items() if name)
-    return f"Measured on {date} with `{command}`: {share((done, lines)):.1f} % of {lines:,} lines were run ({parts})."
+    return f"Measured on {date} with\n{command}:\n{share((done, lines)):.1f} % of {lines:,} lines were run ({parts})."
 
 
 def share(lines: Lines) -> float:
