@@ -58,7 +58,11 @@ class ModuleGradient(StepGradient):
             leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
             loss, buffers = self.objective.loss(leaves, self.buffers, self.x, self.y, self.mask, self.draw)
             asked = loss if of is None else of(loss)
-        self.keep({name: leaf.detach() for name, leaf in buffers.items()}, track)
+        buffers = {name: leaf.detach() for name, leaf in buffers.items()}
+        if track is True:
+            self.buffers = buffers
+        else:
+            self.keep(buffers, track)
         self.loss = loss.detach() if self.loss is None else self.loss
         if not asked.requires_grad:
             return {name: torch.zeros_like(leaf) for name, leaf in params.items()}
