@@ -247,6 +247,17 @@ def test_a_later_session_does_not_change_what_an_earlier_stage_was(
         assert [one["trials"] for one in found.record["stages"]] == [before, before + 1]
 
 
+def test_an_answer_says_that_nothing_was_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one trial FedAvg has the recipe's steps, and a method that takes longer ones may beat it by that alone."""
+    asked: dict[str, Any] = {"minutes": SHORT, "methods": ["fedprox"], "rounds": 2, "processes": 1}
+    alone = fedalloy.advise(RECIPE, tmp_path / "one", **asked)
+    assert sum(line.startswith("No method was tuned") for line in alone.lines) == 1
+    monkeypatch.setattr(pilot, "kept_after", lambda stage: 0.0)
+    more = fedalloy.advise(RECIPE, tmp_path / "more", **asked)
+    assert len(more.record["tuned"]["fedavg"]["tried"]) > 1
+    assert not any(line.startswith("No method was tuned") for line in more.lines)
+
+
 def test_an_advice_about_a_task_in_python_is_an_algorithm_to_run(tmp_path: Path) -> None:
     task = fedalloy.task("digits", "logistic", clients=3, valid_fraction=0.2)
     found = fedalloy.advise(task, tmp_path, minutes=SHORT, methods=["fedprox"], rounds=2, processes=1)

@@ -240,7 +240,8 @@ def _answer(
     higher, shown = bool(higher_is_better(metric)), effects(done.outcomes, done.looks)
     winner = chosen(shown, aim, higher)
     name = winner.name if winner else REFERENCE
-    lines = [*_length(recipe, pilot.record), *further_lines(shown, aim, metric, higher), *_untried(candidates, pilot)]
+    lines = [*_length(recipe, pilot.record), *_untuned(pilot.record), *further_lines(shown, aim, metric, higher)]
+    lines += _untried(candidates, pilot)
     lines += [done.notes[-1]] if done.notes else []
     first = first_line(shown, aim, metric, higher)
     file = _write(call.folder, recipe, name, pilot.record["tuned"][name]["best"], first)
@@ -257,6 +258,16 @@ def _length(recipe: Recipe, record: Mapping[str, Any]) -> list[str]:
         return []
     what = f"After {rounds} of the recipe's {recipe.run.rounds} rounds"
     return [f"{what}, which did not fit into the time: longer runs may end otherwise."]
+
+
+def _untuned(record: Mapping[str, Any]) -> list[str]:
+    """That FedAvg had its first settings alone: then a method that takes longer steps can beat it by that."""
+    if len(record["tuned"][REFERENCE]["tried"]) > 1:
+        return []
+    return [
+        "No method was tuned, because there was time for one trial of each: FedAvg with other steps may do better. "
+        "Give more --minutes."
+    ]
 
 
 def _untried(candidates: Sequence[MethodChoice], pilot: Pilot) -> list[str]:
