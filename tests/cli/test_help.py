@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+from typer import rich_utils
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -35,10 +36,15 @@ def words(text: str) -> str:
     return re.sub(r"[\s│╭╮╰╯─]+", "", text)
 
 
+def as_wide_as(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of so many columns; typer reads TERMINAL_WIDTH once, when its first help is shown."""
+    monkeypatch.setattr(rich_utils, "MAX_WIDTH", columns)
+    monkeypatch.setenv("COLUMNS", str(columns))
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_prints_every_word_of_its_source(name, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("TERMINAL_WIDTH", "200")
+    as_wide_as(200, monkeypatch)
     shown = words(CliRunner().invoke(app, [*name.split(), "--help"]).output)
     command = COMMANDS[name]
     texts = [command.help or "", EXAMPLES[name], *(getattr(one, "help", None) or "" for one in command.params)]
@@ -49,8 +55,7 @@ def test_help_prints_every_word_of_its_source(name, monkeypatch):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_lines_of_help_are_broken_where_the_terminal_ends(name, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "1000")
-    monkeypatch.setenv("TERMINAL_WIDTH", "1000")
+    as_wide_as(1000, monkeypatch)
     shown = CliRunner().invoke(app, [*name.split(), "--help"]).output
     source = COMMANDS[name].help or ""
     for paragraph in source.replace("\f", "\n\n").split("\n\n"):
