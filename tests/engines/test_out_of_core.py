@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -278,3 +279,22 @@ def test_a_damaged_answer_is_found_by_the_comparison(tmp_path):
     assert isinstance(outside, MappedContributions)
     wrong = replace(outside, places=torch.tensor([0, 2, 1, 3]))
     assert list(differences(answered(inside, neutral(payload)), answered(wrong, neutral(payload)), 0.0))
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_pieces_that_somebody_keeps_are_not_overwritten(reuse, tmp_path, monkeypatch):
+    """Memory is used again only when no tensor is in it any more, be it a view of a view."""
+    rows = MappedRows(3, Layout.of({"delta": {"w": torch.zeros(40)}}), tmp_path)
+    (slot,) = rows.layout.slots
+    rows.leaf(slot).copy_(expected := torch.arange(120.0).reshape(3, 40))
+    made = Mock(side_effect=mapped_rows._region)
+    monkeypatch.setattr(mapped_rows, "_region", made)
+    if not reuse:
+        views = [piece[1:, 2:3].T for _, piece in rows.slabs(slot, [0, 1, 2], 4)]
+        assert torch.equal(torch.cat([view[0] for view in views]), expected[1:, 2::4].T.flatten())
+        assert made.call_count == 10
+        made.reset_mock()
+    for begin, piece in rows.slabs(slot, [0, 1, 2], 4, reuse=reuse):
+        assert torch.equal(piece, expected[:, begin : begin + 4])
+        del piece
+    assert made.call_count <= 3

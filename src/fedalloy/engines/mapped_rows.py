@@ -10,10 +10,12 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import sys
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -63,12 +65,13 @@ class MappedRows:
         columns = slot.size // slot.dtype.itemsize
         begins = range(0, columns, width)
         shape = (len(places), min(width, columns))
-        buffers = [_pages(*shape, slot.dtype) for _ in range(min(2, len(begins)))] if reuse else []
+        recycled = _Recycled()
+        buffers = [recycled.pages(*shape, slot.dtype) for _ in range(min(2, len(begins)))] if reuse else []
         ahead = max(1, _ANNOUNCED_BYTES // max(1, len(places) * width * slot.dtype.itemsize)) * width
 
         def fresh(turn: int) -> Tensor:
             count = min(width, columns - begins[turn])
-            return buffers[turn % 2] if reuse and count == shape[1] else _pages(len(places), count, slot.dtype)
+            return buffers[turn % 2] if reuse and count == shape[1] else recycled.pages(len(places), count, slot.dtype)
 
         def submit(turn: int) -> Future[Tensor]:
             begin = begins[turn]
@@ -106,13 +109,46 @@ class MappedRows:
                 os.posix_fadvise(self._file.fileno(), at, (end - begin) * size, os.POSIX_FADV_WILLNEED)
 
 
-def _pages(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Memory that the system takes back when it is freed. From the heap, every piece would leave a gap in which the
+class _Recycled:
+    """Memory for pieces, used again once nobody has a view of it: pages that are there already are filled several times
+    as fast as new ones. The system takes it back in the end. From the heap, every piece would leave a gap in which the
     small results of the next chunks are put, so that no later piece fits: 16 GB of gaps for 20 GB of rows."""
-    size = rows * columns * dtype.itemsize
-    if not size:
-        return torch.empty(rows, columns, dtype=dtype)
-    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).reshape(rows, columns)
+
+    def __init__(self) -> None:
+        self._regions: list[mmap.mmap] = []
+        self._alone = 0
+
+    def pages(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """A piece of any content."""
+        size = rows * columns * dtype.itemsize
+        if not size:
+            return torch.empty(rows, columns, dtype=dtype)
+        unused = [place for place in range(len(self._regions)) if self._references(place) == self._alone]
+        place = next((place for place in unused if len(self._regions[place]) == size), None)
+        if place is None:
+            place = self._new(size, unused)
+        return torch.frombuffer(self._regions[place], dtype=dtype).reshape(rows, columns)
+
+    def _new(self, size: int, unused: Sequence[int]) -> int:
+        """Another region, instead of those of other sizes that nobody uses; its place."""
+        self._regions = [region for place, region in enumerate(self._regions) if place not in unused]
+        self._regions.append(_region(size))
+        self._alone = self._references(-1)
+        return len(self._regions) - 1
+
+    def _references(self, place: int) -> int:
+        """One more as long as there is a tensor in the region: its storage keeps it."""
+        return sys.getrefcount(self._regions[place])
+
+
+def _region(size: int) -> mmap.mmap:
+    """In pages of 2 MB where there are such: faults of 4 KB take longer than reading what is put there."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return mmap.mmap(-1, size)
+    region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has small pages only
+    with suppress(OSError):  # a kernel without large pages
+        region.madvise(mmap.MADV_HUGEPAGE)
+    return region
 
 
 def slab_width(clients: int, itemsize: int, unit: int) -> int:
