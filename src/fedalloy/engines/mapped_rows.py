@@ -143,7 +143,7 @@ class _Recycled:
 
 def _region(size: int) -> mmap.mmap:
     """In pages of 2 MB where there are such: faults of 4 KB take longer than reading what is put there."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
+    if not (hasattr(mmap, "MADV_HUGEPAGE") and hasattr(mmap, "MAP_PRIVATE") and hasattr(mmap, "MAP_ANONYMOUS")):
         return mmap.mmap(-1, size)
     region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has small pages only
     with suppress(OSError):  # a kernel without large pages
