@@ -8,10 +8,10 @@
 Every peer runs in a process and a virtual environment of its own, loads the same examples and the same initial model,
 and first shows that it does the same work: after the same number of rounds its model must have moved as far as
 fedalloy's, within 10 %. Then the peers take turns of a few seconds, in another order in every repeat, each with the
-better of one thread and all cores. A turn begins when the machine is idle; one in which other processes used a core
-is marked as disturbed, and counts only if all are. fedalloy runs through the public ``fit`` with engine ``auto`` and
-its records on. The results are written to benchmarks/results/peers.json, from which the table of docs/engines.md and
-the README's sentence are generated.
+better of one thread and all cores. A turn begins when the machine is idle, the other peers being stopped; one in which
+other processes used a core is marked as disturbed, and counts only if all are. fedalloy runs through the public ``fit``
+with engine ``auto`` and its records on. The results are written to benchmarks/results/peers.json, from which the table
+of docs/engines.md and the README's sentence are generated.
 """
 
 from __future__ import annotations
