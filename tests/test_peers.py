@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.peers import machine, page
 from benchmarks.peers.environments import PEERS, ROOT
-from benchmarks.peers.measuring import Found, ratios
-from benchmarks.peers.taking_turns import Turn
+from benchmarks.peers.measuring import Found, ratios, write
+from benchmarks.peers.taking_turns import Running, Turn
+from benchmarks.workloads import WORKLOADS
 
 OURS, LOOP = PEERS[:2]
 
@@ -76,3 +79,27 @@ def test_a_page_gets_its_text_between_its_markers():
 def test_the_processor_time_of_this_machine_can_be_read():
     assert machine.busy_seconds() > 0
     assert machine.describe()["cores"]
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs /proc")
+def test_a_peer_that_waits_for_its_turn_is_stopped(tmp_path):
+    write(replace(WORKLOADS[0], clients=10), tmp_path / "W1")
+    process = Running(LOOP, tmp_path / "W1", limit=60.0)
+    try:
+        process.ready()
+        assert state_of(process) == "T"
+        assert process.check(1) > 0
+        assert state_of(process) == "T"
+    finally:
+        process.close()
+    assert not Path(f"/proc/{process.number}").exists()
+
+
+def state_of(process: Running) -> str:
+    """``T`` is stopped; the signal is delivered a moment after it was sent."""
+    deadline = time.monotonic() + 10
+    while (state := Path(f"/proc/{process.number}/stat").read_text().rpartition(") ")[2][0]) != "T":
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    return state

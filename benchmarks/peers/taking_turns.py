@@ -55,6 +55,11 @@ class Running:
                 stdout=subprocess.PIPE, stderr=log, start_new_session=True,
             )  # fmt: skip
 
+    @property
+    def number(self) -> int:
+        """That of the process."""
+        return self._process.pid
+
     def ready(self) -> str:
         """Wait until it has loaded; returns its version."""
         return str(self._read("loading the workload", LOAD_LIMIT)["ready"])
@@ -87,7 +92,7 @@ class Running:
             self._process.wait(5)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._process.communicate()
 
     def _ask(self, command: str, what: str) -> Mapping[str, Any]:
         self._process.send_signal(signal.SIGCONT)
