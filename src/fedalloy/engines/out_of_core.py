@@ -66,6 +66,7 @@ class FileRows:
         for slot in self.rows.layout.slots:
             part, name = slot.path
             self.rows.leaf(slot).index_copy_(0, places, payload[part][name].detach())
+        self.rows.written()
 
     def cohort(self, ids: Tensor, places: Tensor, stats: Stats, notes: Notes) -> MappedContributions:
         """The contributions in these rows."""
