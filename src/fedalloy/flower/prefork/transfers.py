@@ -22,9 +22,9 @@ PRAGMAS = {"page_size": "32768", "cache_size": "-8000", "mmap_size": "0", "wal_a
 """Settings of the SuperLink's database, which holds messages in chunks of five megabytes: a chain of 1,280 pages of
 4 kB (an existing database keeps its pages). With a checkpoint after every four megabytes each chunk is written twice at
 once, and what a cache of 64 MB for each of fifteen connections holds is never used a second time."""
-_STARTED, _LOOK, _LOOK_AT_WORK = 5.0, 0.5, 0.1
+_STARTED, _LOOK, _LOOK_AT_WORK = 5.0, 0.5, 0.05
 """Seconds until a program has started, and between two looks at its memory while that is as it was or changes."""
-_GROWN, _CHANGED = 24 << 20, 4 << 20
+_GROWN, _CHANGED = 12 << 20, 4 << 20
 """The growth in bytes after which garbage is collected, and the change that tells that messages are on their way."""
 _ARRAY, _RAW = b"Array ", b'"stype": "fedalloy.raw"'
 """The beginnings of Flower's arrays, and what those of fedalloy contain."""
