@@ -56,19 +56,20 @@ def fewer_copies(program: str) -> None:
         place.SQLITE_PRAGMAS = (*PRAGMAS.items(), *kept)
 
 
-def collecting(run: Callable[[], Any]) -> Callable[[], Any]:
+def collecting(run: Callable[[], Any], *, loaded: bool = False) -> Callable[[], Any]:
     """A program that collects garbage when its memory has grown. Each of Flower's requests is a cycle of objects, which
-    holds a chunk; Python counts objects, not bytes, and lets hundreds of them wait."""
+    holds a chunk; Python counts objects, not bytes, and lets hundreds of them wait. A program that is ``loaded``
+    receives messages at once."""
 
     def program() -> Any:
-        threading.Thread(target=_collect_garbage, daemon=True).start()
+        threading.Thread(target=_collect_garbage, args=(0.0 if loaded else _STARTED,), daemon=True).start()
         return run()
 
     return program
 
 
-def _collect_garbage() -> None:
-    time.sleep(_STARTED)
+def _collect_garbage(after: float) -> None:
+    time.sleep(after)
     gc.collect()
     gc.freeze()  # what a program has after its start it keeps: looking through it would take most of the time
     held = last = _memory()
