@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -176,6 +177,7 @@ def main() -> None:
     chosen = options.parse_args()
     if os.geteuid() != 0 or sys.platform != "linux" or shutil.which("ip") is None:
         sys.exit("this needs Linux, root and Debian's iproute2: it makes network namespaces, TUN devices and tmpfs")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # no process, namespace or mount is left behind
     place = chosen.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
     place.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedalloy.core import statistics, tree
 from fedalloy.core.keys import Key
-from fedalloy.core.native import draws, library, numbers
+from fedalloy.core.native import draws, library, numbers, tracing
 from fedalloy.core.statistics import STATISTICS, SizeLimits
 from tests.engines.kernels import compiled, needs_compiler
 
@@ -184,3 +184,55 @@ def test_clients_that_do_not_exist_have_no_place():
     assert [one.tolist() for one in found] == [[4], [1]]
     for wrong in (-1, 2):
         assert numbers.places(torch.tensor([0, wrong]), start, size) is None
+
+
+def test_ids_in_another_form_are_left_to_torch():
+    start, size = torch.tensor([0, 4]), torch.tensor([4, 1])
+    assert numbers.places(torch.tensor([[0], [1]]), start, size) is None
+    assert numbers.places(torch.tensor(1), start, size) is None
+
+
+def test_weighted_sums_do_not_depend_on_the_default_dtype():
+    rows, weights = Key.of(1).normal(20, 600), Key.of(2).uniform(20, dtype=torch.float64)
+    expected = tree.combine({"w": rows}, weights)["w"]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = tree.combine({"w": rows}, weights)["w"]
+    finally:
+        torch.set_default_dtype(before)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+
+
+def test_weights_that_are_not_one_per_row_are_left_to_torch():
+    rows = Key.of(1).normal(20, 600)
+    assert numbers.combined(torch.ones(5), rows) is None
+    assert numbers.combined(torch.ones(20, 1), rows) is None
+    with pytest.raises(RuntimeError):
+        tree.combine({"w": rows}, torch.ones(5))
+    told = torch.ones(3, dtype=torch.float64)
+    assert numbers.look_at_sizes(told, told[:2], 9.0, True) is None
+
+
+def test_more_members_than_there_are_never_reach_the_compiled_function(monkeypatch):
+    """It would divide by zero, which ends the process."""
+    monkeypatch.setattr(draws, "_LIBRARY", None)
+    assert draws.chosen(1, 2, 3) is None
+    assert draws.chosen(1, 2, -1) is None
+
+
+def test_sizes_of_another_type_are_read_as_they_are():
+    batch, valid = Key.of(1).each(torch.arange(3)), torch.tensor([2, 3, 5])
+    for length in (5, 50):
+        expected = batch.permutation(length, valid=valid)
+        assert torch.equal(batch.permutation(length, valid=valid.int()), expected)
+
+
+def test_nothing_is_compiled_where_new_tensors_are_not_on_the_cpu():
+    """The compiled functions write into new tensors, and those of another device have no address here."""
+    with torch.device("cpu"):
+        assert not tracing()
+    with torch.device("meta"):
+        assert tracing()
+        assert Key.of(1).uniform(4).is_meta

@@ -281,6 +281,23 @@ def test_a_damaged_answer_is_found_by_the_comparison(tmp_path):
     assert list(differences(answered(inside, neutral(payload)), answered(wrong, neutral(payload)), 0.0))
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_rows_that_were_written_are_no_memory_of_this_process(tmp_path):
+    """They are in the file; before, what a server with 100 clients received counted as its own memory."""
+    like = {"delta": {"w": torch.zeros(1 << 20)}}
+    rows = FileRows(MappedRows(16, Layout.of(like), tmp_path), StorageLimit(0, tmp_path))
+    one = {"delta": {"w": torch.ones(1, 1 << 20)}}
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    for place in range(16):
+        rows.put(torch.tensor([place]), one)
+    assert resident() - before < 16 << 20, "of 64 MB"
+    assert float(rows.rows.bytes.view(torch.float32).sum()) == 16 << 20
+
+
 @pytest.mark.parametrize("reuse", [False, True])
 def test_pieces_that_somebody_keeps_are_not_overwritten(reuse, tmp_path, monkeypatch):
     """Memory is used again only when no tensor is in it any more, be it a view of a view."""

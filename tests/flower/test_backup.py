@@ -153,3 +153,25 @@ def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="cannot be restored"):
         restore(tmp_path / "evil.tar", tmp_path / "place" / "new")
     assert not (tmp_path / "place" / "outside").exists()
+
+
+def test_a_large_database_needs_space_only_where_the_backup_is_written(records, tmp_path, monkeypatch):
+    """The system's temporary folder may be small, or in memory."""
+    with closing(sqlite3.connect(records.place.database)) as base:
+        base.execute("create table if not exists more (x)")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    back_up(records.place.folder, tmp_path / "b.tar")
+    with tarfile.open(tmp_path / "b.tar") as tar:
+        assert f"server/{records.place.database.name}" in tar.getnames()
+    assert not list(tmp_path.glob(".*")), "no draft and no copy is left"
+
+
+def test_a_full_disk_is_said_in_words_and_leaves_nothing(records, tmp_path, monkeypatch):
+    def full(self, file: Path, name: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(backup.Archive, "add", full)
+    with pytest.raises(CheckpointError, match=r"b\.tar cannot be written: .*No space left"):
+        back_up(records.place.folder, tmp_path / "b.tar")
+    assert not list(tmp_path.glob(".*"))
+    assert not (tmp_path / "b.tar").exists()

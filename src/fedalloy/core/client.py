@@ -40,15 +40,16 @@ def run_client(
     assignment: Assignment,
     key: Key,
     ctx: Context,
+    kernel: Kernel | None = None,
 ) -> Contribution:
     """The program of a single client: a block of one, with plain calls. An error names the stage it happened in.
 
-    ``key`` is the client's key of this round, as a batch of one.
+    ``key`` is the client's key of this round, as a batch of one; ``kernel`` replaces ``train``.
     """
     only = torch.tensor([0])
     work = Work(only, torch.tensor([assignment.epochs]), torch.tensor([assignment.active]))
     block = prepare(algorithm, work, Block.of(assignment.examples), shared, ctx, key)
-    return run_alone(algorithm, objective, shared, state, block, ctx)
+    return run_alone(algorithm, objective, shared, state, block, ctx, kernel)
 
 
 def run_alone(

@@ -228,9 +228,10 @@ class Key:
 
     def choice(self, population: int, size: int) -> Tensor:
         """``size`` distinct members of ``range(population)``, in O(size) (Floyd's sampling), sorted."""
-        found = draws.chosen(self.state, population, size) if draws.COMPILED and isinstance(self.state, int) else None
-        if found is not None:
-            return found
+        if isinstance(self.state, int) and _compiled(self.state):
+            found = draws.chosen(self.state, population, size)
+            if found is not None:
+                return found
         tops = torch.arange(population - size, population)
         picks = (self.bits(size) & _LAST) % (tops + 1)
         ordered = picks.sort().values

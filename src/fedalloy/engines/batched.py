@@ -39,10 +39,10 @@ from fedalloy.engines.profile import phase
 
 _is_cuda = attrgetter("is_cuda")
 _dense: Any = WeakIdKeyDictionary()
-"""The dense layers of every objective looked up so far; None if its model has other layers. Entries are removed with
-their objective."""
+"""The dense layers of every objective looked up so far, by the name of its loss; None if its model has other layers.
+Entries are removed with their objective."""
 _stages: Any = WeakIdKeyDictionary()
-"""The same for the stages of convolutional chains, by the shape of an example."""
+"""The same for the stages of convolutional chains, by the name of the loss and the shape of an example."""
 
 
 @register("engine", "batched")
@@ -225,22 +225,21 @@ class Batched(Engine):
 
 def stages_for(objective: Objective, shared: Shared, data: Block) -> Stages | None:
     """The model as the stages of a convolutional chain, None if it is none; cached like ``dense_of``."""
-    kept = _stages.setdefault(objective, {})
-    shape = tuple(data.x.shape[1:])
-    if shape not in kept:
-        chain = chain_of(objective, shared["params"])
-        kept[shape] = stages_of(chain, shared["params"], objective.loss_name, shape)
-    stages: Stages | None = kept[shape]
+    kept, loss, shape = _stages.setdefault(objective, {}), objective.loss_name, tuple(data.x.shape[1:])
+    if (loss, shape) not in kept:
+        kept[loss, shape] = stages_of(chain_of(objective, shared["params"]), shared["params"], loss, shape)
+    stages: Stages | None = kept[loss, shape]
     return stages
 
 
 def dense_of(objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | None:
-    """The model as dense layers, None if it has others. Cached by objective: tracing a module takes longer than a
-    small round."""
-    layers: tuple[fused.Dense, ...] | Literal[""] | None = _dense.get(objective, "")
-    if layers == "":
-        layers = _dense[objective] = fused.dense_layers(chain_of(objective, shared["params"]), objective.loss_name)
-    return layers or None
+    """The model as dense layers, None if it has others. Cached by objective, as tracing a module takes longer than a
+    small round, and by loss, as an objective may get a method of its own after its first round."""
+    kept, loss = _dense.setdefault(objective, {}), objective.loss_name
+    if loss not in kept:
+        kept[loss] = fused.dense_layers(chain_of(objective, shared["params"]), loss)
+    layers: tuple[fused.Dense, ...] | None = kept[loss]
+    return layers
 
 
 def _reason(error: Exception) -> str:

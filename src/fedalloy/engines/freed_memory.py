@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from contextlib import suppress
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -22,6 +23,8 @@ def return_large_blocks() -> None:
 
 
 def _set(mapped_from: int) -> None:
+    if "MALLOC_MMAP_THRESHOLD_" in os.environ:  # who started this process has decided: a server of a federation does
+        return
     with suppress(OSError, AttributeError, TypeError):  # the last is what Windows answers to None
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, mapped_from)

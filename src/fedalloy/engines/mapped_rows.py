@@ -48,13 +48,19 @@ class MappedRows:
         weakref.finalize(self, self._file.close)
         _reserve(self._file.fileno(), self.size, where)
         # The tensor keeps the mapping; both are released with the last view.
-        self.bytes = torch.frombuffer(mmap.mmap(self._file.fileno(), self.size), dtype=torch.uint8)
-        self.bytes = self.bytes.reshape(rows, layout.size)
+        self._mapping = mmap.mmap(self._file.fileno(), self.size)
+        self.bytes = torch.frombuffer(self._mapping, dtype=torch.uint8).reshape(rows, layout.size)
 
     def leaf(self, slot: Slot) -> Tensor:
         """All rows of one leaf, ``[rows, *shape]``, as a view of the file."""
         flat = self.bytes[:, slot.begin : slot.begin + slot.size].view(slot.dtype)
         return flat.reshape(len(self.bytes), *slot.shape)
+
+    def written(self) -> None:
+        """Give back the memory of what was written: the file has it, and the system writes it to the disk when it needs
+        the memory. Pages of the mapping would otherwise count as this process's own."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._mapping.madvise(mmap.MADV_DONTNEED)
 
     def slabs(self, slot: Slot, places: list[int], width: int, *, reuse: bool = False) -> Iterator[tuple[int, Tensor]]:
         """``[len(places), n]`` pieces of a leaf, ``width`` columns each, in memory, with their first column.

@@ -28,6 +28,8 @@ from fedalloy.engines.mapped_rows import MOST_BYTES, MappedRows, slab_width
 from fedalloy.engines.shared_memory import Layout, Slot
 
 _FEW = 512
+_WRITTEN = 16 << 20
+"""Bytes after whose writing their memory is given back."""
 LIMIT_MB = 4000.0
 """Contributions of a round above this size are kept on disk."""
 log = logging.getLogger("fedalloy")
@@ -63,9 +65,15 @@ class FileRows:
 
     def put(self, places: Tensor, payload: Payload) -> None:
         """Write the rows of a block of clients."""
+        size = 0
         for slot in self.rows.layout.slots:
             part, name = slot.path
             self.rows.leaf(slot).index_copy_(0, places, payload[part][name].detach())
+            size += len(places) * slot.size
+            if size > _WRITTEN:
+                self.rows.written()
+                size = 0
+        self.rows.written()
 
     def cohort(self, ids: Tensor, places: Tensor, stats: Stats, notes: Notes) -> MappedContributions:
         """The contributions in these rows."""

@@ -46,6 +46,11 @@ class Archive:
     tar: tarfile.TarFile
     files: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def folder(self) -> Path:
+        """Where the archive is written."""
+        return Path(str(self.tar.name)).parent
+
     def add(self, file: Path, name: str) -> None:
         """Add a file as long as it is now: one that grows meanwhile is cut there."""
         with file.open("rb") as source:
@@ -101,6 +106,8 @@ def back_up(folder: Path, output: Path) -> dict[str, str]:
             _add_server(archive, place, set(runs.values()))
             archive.finish({"format": FORMAT, "created": time.time(), "versions": _versions(), "runs": _texts(runs)})
         draft.rename(output)
+    except (OSError, sqlite3.Error) as error:
+        raise CheckpointError(f"the backup {output} cannot be written: {error}") from None
     finally:
         draft.unlink(missing_ok=True)
     return _texts(runs)
@@ -169,7 +176,8 @@ def _add_server(archive: Archive, place: ServerPlace, runs: set[Path]) -> None:
             archive.add(file, f"server/{file.relative_to(place.folder)}")
     if not place.database.exists():
         return
-    with tempfile.TemporaryDirectory(prefix="fedalloy-backup-") as aside:
+    # Beside the backup, where there is space for it: the system's temporary folder may be small, or in memory.
+    with tempfile.TemporaryDirectory(prefix=".fedalloy-backup-", dir=archive.folder) as aside:
         copy = Path(aside) / place.database.name
         with (
             closing(sqlite3.connect(f"{place.database.as_uri()}?mode=ro", uri=True, timeout=60.0)) as source,

@@ -97,6 +97,12 @@ PREFORK = (
         "the same, where a run receives replies",
     ),
     Hook(
+        "flwr.supernode.runtime.run_clientapp",
+        "push_objects",
+        frozenset({"push_objects"}),
+        "an answer is kept until all of it is sent; now each chunk is forgotten when its turn comes",
+    ),
+    Hook(
         "flwr.supercore.sql_mixin",
         "SQLITE_PRAGMAS",
         frozenset({"SQLITE_PRAGMAS"}),

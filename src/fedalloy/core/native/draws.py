@@ -46,15 +46,15 @@ def drawn(keys: int | Tensor, count: int) -> Tensor:
 def ordered(keys: Tensor, length: int, valid: Tensor | None) -> Tensor | None:
     """Every key's permutation; None if there is no memory for it."""
     out = torch.empty((*keys.shape, length), dtype=torch.int64)
-    counts = None if valid is None else valid.expand(keys.shape).contiguous()
+    counts = None if valid is None else valid.to(torch.int64).expand(keys.shape).contiguous()
     where = None if counts is None else counts.data_ptr()
     failed = _LIBRARY.ordered(keys.data_ptr(), keys.numel(), length, where, out.data_ptr())
     return None if failed else out
 
 
 def chosen(key: int, population: int, size: int) -> Tensor | None:
-    """Distinct members of a population; None if there are too many."""
-    if size > SHORT:
+    """Distinct members of a population; None if there are too many, or not so many."""
+    if not 0 <= size <= min(SHORT, population):
         return None
     out = torch.empty(size, dtype=torch.int64)
     _LIBRARY.chosen(key, population, size, out.data_ptr())

@@ -15,7 +15,9 @@ from fedalloy.core.native import library, tracing
 def look_at_sizes(told: Tensor, known: Tensor | None, most: float, whole: bool) -> tuple[bool, bool, bool] | None:
     """Whether all sizes can be used, whether none differs from the known one, and whether all are known; None where
     that cannot be seen quickly."""
-    if _LIBRARY is None or tracing() or not _plain(told) or (known is not None and not _plain(known)):
+    if _LIBRARY is None or tracing() or not _plain(told):
+        return None
+    if known is not None and not (_plain(known) and len(known) == len(told)):
         return None
     found = _LIBRARY.sizes(told.data_ptr(), None if known is None else known.data_ptr(), len(told), most, whole)
     return bool(found & 1), bool(found & 2), bool(found & 4)
@@ -37,18 +39,21 @@ def in_range(values: Sequence[Tensor], ranges: Tensor, whole: Tensor) -> bool:
 def combined(weights: Tensor, rows: Tensor) -> Tensor | None:
     """``weights @ rows``, added in float64, for rows in float32; None where no compiled function can do it."""
     able = rows.dtype == torch.float32 and rows.is_cpu and rows.is_contiguous() and rows.dim() == 2
+    able = able and weights.shape == rows.shape[:1]
     recorded = torch.is_grad_enabled() and (weights.requires_grad or rows.requires_grad)
     if _LIBRARY is None or not able or recorded or tracing():
         return None
-    weights, out = weights.detach().to("cpu", torch.float64).contiguous(), torch.empty(rows.shape[1])
+    # Not torch.empty, whose dtype is the user's default.
+    weights, out = weights.detach().to("cpu", torch.float64).contiguous(), rows.new_empty(rows.shape[1])
     _LIBRARY.combined(weights.data_ptr(), rows.data_ptr(), *rows.shape, out.data_ptr())
     return out
 
 
 def places(ids: Tensor, start: Tensor, size: Tensor) -> tuple[Tensor, Tensor] | None:
     """``start[ids], size[ids]``; None for ids that do not exist, and where no compiled function can do it."""
-    whole = (one.dtype == torch.int64 and one.is_cpu and one.is_contiguous() for one in (ids, start, size))
-    if _LIBRARY is None or tracing() or not all(whole):
+    given = (ids, start, size)
+    whole = (one.dtype == torch.int64 and one.is_cpu and one.dim() == 1 and one.is_contiguous() for one in given)
+    if _LIBRARY is None or tracing() or not all(whole) or len(start) != len(size):
         return None
     starts, sizes = torch.empty_like(ids), torch.empty_like(ids)
     wrong = _LIBRARY.clients_of(

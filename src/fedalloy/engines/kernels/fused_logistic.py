@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedalloy.core.blocks import Prepared
 from fedalloy.core.contributions import Notes
-from fedalloy.core.native import library
+from fedalloy.core.native import library, tracing
 from fedalloy.core.program import TrainingResult
 from fedalloy.core.types import Context, Tree
 from fedalloy.engines.kinds import PlainSgd
@@ -96,7 +96,7 @@ def _fine(leaves: int, clients: int) -> tuple[Tensor, Tensor]:
 
 def _kernel_for(weight: Tensor, sgd: PlainSgd) -> Any:
     compiled = library()
-    if compiled is None or sgd.momentum or weight.device.type != "cpu" or weight.numel() > MOST_WEIGHTS:
+    if compiled is None or tracing() or sgd.momentum or not weight.is_cpu or weight.numel() > MOST_WEIGHTS:
         return None
     return getattr(compiled, _NAMES[weight.dtype]) if weight.dtype in _NAMES else None
 

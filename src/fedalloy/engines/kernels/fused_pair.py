@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedalloy.core.native import library
+from fedalloy.core.native import library, tracing
 from fedalloy.engines.kinds import InterpolatedSgd
 
 _NAMES = {torch.float32: "pair_float", torch.float64: "pair_double"}
@@ -68,7 +68,7 @@ def pair_steps(
     """The compiled steps; None where there are no kernels for these tensors."""
     compiled, dtype = library(), rows["federated"].dtype
     fit = all(leaf.is_cpu and leaf.dtype == dtype and leaf.is_contiguous() for leaf in rows.values())
-    if compiled is None or dtype not in _NAMES or not fit or shares.dtype != dtype or not shares.is_cpu:
+    if compiled is None or tracing() or dtype not in _NAMES or not fit or shares.dtype != dtype or not shares.is_cpu:
         return None
     kernel = getattr(compiled, _NAMES[dtype])
     kernel.restype = None

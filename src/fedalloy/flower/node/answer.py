@@ -36,6 +36,7 @@ from fedalloy.flower.node.leaves import check_cohort, check_frozen, check_shared
 from fedalloy.flower.node.limits import bounded_memory, check_protected, check_steps, is_memory_error
 from fedalloy.flower.node.policy import Policy
 from fedalloy.flower.node.store import NodeStore, Start, Ticket
+from fedalloy.flower.node.training import train
 from fedalloy.flower.payloads import ALWAYS
 from fedalloy.flower.protocol.header import LeavesLost, Malformed, Refused, plain_record, signed
 from fedalloy.flower.protocol.orders import (
@@ -276,7 +277,8 @@ def _train(order: Order[Train]) -> TensorMessage:
     secret = Key(secrets.randbits(64)) if order.policy.require_noise else ctx.key
     key = client_keys(secret, torch.tensor([order.client]))
     state = start.state or _first_state(order, shared)
-    made = run_client(algorithm, order.task.objective, shared, _on(state, order.config.device), work, key, ctx)
+    state = _on(state, order.config.device)
+    made = run_client(algorithm, order.task.objective, shared, state, work, key, ctx, train)
     kept = made.state if algorithm.stateful else None
     order.store.finish(ctx.round, start.round, kept, order.ticket, bool(start.lag))
     wanted = {*ALWAYS, "num_sequences", *algorithm.weighting.requires}

@@ -63,12 +63,12 @@ def entry(program: str) -> Callable[[], Any]:
     return function
 
 
-def preforked(program: str, run: Callable[[], Any]) -> Callable[[], Any]:
+def preforked(program: str, run: Callable[[], Any], *, loaded: bool = False) -> Callable[[], Any]:
     """The function of a program with our ways of starting processes and of polling: every hook of
-    :data:`fedalloy.flower.compatibility.PREFORK` is installed here."""
+    :data:`fedalloy.flower.compatibility.PREFORK` is installed here. ``loaded``: it is a fork of one that is."""
     retry_sooner()
     fewer_copies(program)
-    run = collecting(run)
+    run = collecting(run, loaded=loaded)
     if program in _STARTS:
         os.environ[TASKS] = _STARTS[program]
     if program == "flower-supernode":
@@ -141,7 +141,7 @@ def _template(program: str, orders: TextIO) -> Callable[[], Any]:
             announce(program, sys.argv)
             if _versions(("fedalloy", "flwr")) != loaded:
                 os.execvp(sys.argv[0], sys.argv)
-            return preforked(program, run)
+            return preforked(program, run, loaded=True)
     os._exit(0)
 
 

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ PRAGMAS = {"page_size": "32768", "cache_size": "-8000", "mmap_size": "0", "wal_a
 """Settings of the SuperLink's database, which holds messages in chunks of five megabytes: a chain of 1,280 pages of
 4 kB (an existing database keeps its pages). With a checkpoint after every four megabytes each chunk is written twice at
 once, and what a cache of 64 MB for each of fifteen connections holds is never used a second time."""
-_STARTED, _LOOK, _GROWN = 5.0, 0.5, 64 << 20
-"""Seconds until a program has started and between two looks at its memory, and the growth in bytes after which garbage
-is collected."""
+_STARTED, _LOOK, _LOOK_AT_WORK = 5.0, 0.5, 0.05
+"""Seconds until a program has started, and between two looks at its memory while that is as it was or changes."""
+_GROWN, _CHANGED = 12 << 20, 4 << 20
+"""The growth in bytes after which garbage is collected, and the change that tells that messages are on their way."""
 _ARRAY, _RAW = b"Array ", b'"stype": "fedalloy.raw"'
 """The beginnings of Flower's arrays, and what those of fedalloy contain."""
 
@@ -40,6 +42,11 @@ def fewer_copies(program: str) -> None:
 
         grid: Any = http_grid
         grid.inflate_object_from_contents = utils.inflate_object_from_contents
+    if program == "flwr-clientapp":
+        from flwr.supernode.runtime import run_clientapp
+
+        app: Any = run_clientapp
+        app.push_objects = _giving(app.push_objects)
     if program == "flower-superlink":
         from flwr.supercore import sql_mixin
 
@@ -49,28 +56,32 @@ def fewer_copies(program: str) -> None:
         place.SQLITE_PRAGMAS = (*PRAGMAS.items(), *kept)
 
 
-def collecting(run: Callable[[], Any]) -> Callable[[], Any]:
+def collecting(run: Callable[[], Any], *, loaded: bool = False) -> Callable[[], Any]:
     """A program that collects garbage when its memory has grown. Each of Flower's requests is a cycle of objects, which
-    holds a chunk; Python counts objects, not bytes, and lets hundreds of them wait."""
+    holds a chunk; Python counts objects, not bytes, and lets hundreds of them wait. A program that is ``loaded``
+    receives messages at once."""
 
     def program() -> Any:
-        threading.Thread(target=_collect_garbage, daemon=True).start()
+        threading.Thread(target=_collect_garbage, args=(0.0 if loaded else _STARTED,), daemon=True).start()
         return run()
 
     return program
 
 
-def _collect_garbage() -> None:
-    time.sleep(_STARTED)
+def _collect_garbage(after: float) -> None:
+    time.sleep(after)
     gc.collect()
     gc.freeze()  # what a program has after its start it keeps: looking through it would take most of the time
-    held = _memory()
+    held = last = _memory()
+    pause = _LOOK
     while held:
-        time.sleep(_LOOK)
-        if _memory() > held + _GROWN:
+        time.sleep(pause)
+        now = _memory()
+        pause = _LOOK_AT_WORK if abs(now - last) > _CHANGED else _LOOK
+        if now > held + _GROWN:
             gc.collect()
             held = _memory()
-        held = min(held, _memory())
+        held, last = min(held, now), now
 
 
 def _memory() -> int:
@@ -106,6 +117,32 @@ def push_in_turn(
     with ThreadPoolExecutor(max_concurrent_pushes) as threads:
         for done in [threads.submit(push) for _ in range(max_concurrent_pushes)]:
             done.result()
+
+
+@dataclass(frozen=True)
+class _Once:
+    """An object of a message that is sent once: a chunk has no content afterwards."""
+
+    kept: Any
+
+    def deflate(self) -> bytes:
+        """Its content."""
+        from flwr.app.message.arraychunk import ArrayChunk
+
+        content: bytes = self.kept.deflate()
+        if isinstance(self.kept, ArrayChunk):
+            self.kept.data = memoryview(b"")
+        return content
+
+
+def _giving(push: Callable[..., None]) -> Callable[..., None]:
+    """Flower's function that sends the objects of a message, which gives up each chunk as its turn comes. The program
+    ends when they are sent: nobody reads them again."""
+
+    def given(objects: dict[str, Any], *others: Any, **options: Any) -> None:
+        push({known: _Once(one) for known, one in objects.items()}, *others, **options)
+
+    return given
 
 
 def _joining(whole: Callable[..., Any]) -> Callable[..., Any]:

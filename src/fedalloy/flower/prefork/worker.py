@@ -28,6 +28,7 @@ from fedalloy.flower.prefork import MALLOC, NotCarriedOut
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
+    from flwr.app.message.arraychunk import ArrayChunk
 
 SOCKET, LOCK, LOG = "worker.sock", "worker.lock", "node.log"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
@@ -62,7 +63,7 @@ def ask(store: Path, node_config: Mapping[str, Any], content: RecordDict) -> Rec
 def _exchange(store: Path, node_config: Mapping[str, Any], content: RecordDict) -> tuple[dict[str, Any], RecordDict]:
     with _connected(store) as link:
         send_frame(link, {"fedalloy": fedalloy.__version__, "config": dict(node_config)}, content, _LARGE)
-        return receive_frame(link)
+        return receive_frame(link, _LARGE)
 
 
 @contextlib.contextmanager
@@ -172,8 +173,9 @@ def _send(link: socket.socket, data: bytes) -> None:
         link.sendall(data)
 
 
-def receive_frame(link: socket.socket) -> tuple[dict[str, Any], RecordDict]:
-    """Read what :func:`send_frame` wrote; ``ConnectionError`` when the other side is gone."""
+def receive_frame(link: socket.socket, most: float = math.inf) -> tuple[dict[str, Any], RecordDict]:
+    """Read what :func:`send_frame` wrote; ``ConnectionError`` when the other side is gone. Arrays above ``most`` bytes
+    are kept as Flower's chunks, one by one, so that each can be forgotten when it is sent."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     head = json.loads(_read(link, int.from_bytes(_read(link, _HEAD_BYTES), "big")))
@@ -186,11 +188,24 @@ def receive_frame(link: socket.socket) -> tuple[dict[str, Any], RecordDict]:
     records: dict[str, ArrayRecord] = {}
     for part, name, dtype, shape, stype, size in head["arrays"]:
         array = Array(dtype=dtype, shape=tuple(shape), stype=stype, data=b"")
-        setattr(array, "data", _received(link, size))  # noqa: B010 (any buffer will do, and this one is not copied)
+        if size > most:
+            vars(array)["_chunks"] = list(_chunks(link, size))
+        else:
+            setattr(array, "data", _received(link, size))  # noqa: B010 (any buffer will do, and this one is not copied)
         records.setdefault(part, ArrayRecord())[name] = array
     for part, record in records.items():
         content[part] = record
     return head["said"], content
+
+
+def _chunks(link: socket.socket, size: int) -> Iterator[tuple[str, ArrayChunk]]:
+    """The chunks into which Flower divides an array, each in memory of its own, and their ids."""
+    from flwr.app.message.arraychunk import ArrayChunk
+    from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as LENGTH
+
+    for start in range(0, size, LENGTH):
+        chunk = ArrayChunk(memoryview(_received(link, min(LENGTH, size - start))))
+        yield chunk.object_id, chunk
 
 
 def _read(link: socket.socket, size: int) -> bytes:
