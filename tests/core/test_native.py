@@ -80,6 +80,8 @@ def numbers_are_right() -> bool:
     rows, weights = Key.of(1).normal(5, 700), Key.of(2).uniform(5, dtype=torch.float64)
     found, start = numbers.combined(weights, rows), torch.tensor([0, 4])
     summed = found is not None and torch.allclose(found, (weights @ rows.double()).float(), rtol=0, atol=1e-6)
+    apart = numbers.combined(weights, Key.of(1).normal(5, 700)[:, 20:650])
+    summed = found is not None and summed and apart is not None and torch.equal(apart, found[20:650])
     places = numbers.places(torch.tensor([1]), start, torch.tensor([4, 1]))
     placed = places is not None and [one.item() for one in places] == [4, 1]
     missing = numbers.places(torch.tensor([2]), start, torch.tensor([4, 1])) is None
@@ -97,7 +99,8 @@ NUMBER_FAULTS = {
     "numbers below the least": ("!(value > 0 && value < least[s])", "1"),
     "numbers that are not whole": ("good &= !whole[s] || value == floor(value);", ";"),
     "weights are ignored": ("sums[j] += weight * row[j]", "sums[j] += row[j]"),
-    "a second piece is the first": ("rows + i * columns + from", "rows + i * columns"),
+    "a second piece is the first": ("rows + i * stride + from", "rows + i * stride"),
+    "rows with others between them": ("rows + i * stride", "rows + i * columns"),
     "the size of another client": ("sizes[i] = size[ids[i]];", "sizes[i] = size[i];"),
     "a client that does not exist": ("ids[i] >= population", "ids[i] > population"),
 }

@@ -28,7 +28,7 @@ from fedalloy.core.gathering import Gathering
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ElementWeighting, Engine
 from fedalloy.core.types import Context, Payload, Work
-from fedalloy.engines import mapped_rows, processes
+from fedalloy.engines import mapped_rows, piece_memory, processes
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.mapped_rows import MappedRows, check_on_disk
@@ -304,8 +304,8 @@ def test_pieces_that_somebody_keeps_are_not_overwritten(reuse, tmp_path, monkeyp
     rows = MappedRows(3, Layout.of({"delta": {"w": torch.zeros(40)}}), tmp_path)
     (slot,) = rows.layout.slots
     rows.leaf(slot).copy_(expected := torch.arange(120.0).reshape(3, 40))
-    made = Mock(side_effect=mapped_rows._region)
-    monkeypatch.setattr(mapped_rows, "_region", made)
+    made = Mock(side_effect=piece_memory.mapped)
+    monkeypatch.setattr(piece_memory, "mapped", made)
     if not reuse:
         views = [piece[1:, 2:3].T for _, piece in rows.slabs(slot, [0, 1, 2], 4)]
         assert torch.equal(torch.cat([view[0] for view in views]), expected[1:, 2::4].T.flatten())

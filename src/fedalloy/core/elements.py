@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedalloy.core.contributions import Contributions
 from fedalloy.core.errors import AlgorithmError
+from fedalloy.core.native.elements import row_sums, weighed
 from fedalloy.core.protocols import ElementRound
 from fedalloy.core.tree import Chunk
 from fedalloy.core.types import Payload, Tree
@@ -29,7 +30,7 @@ def combine_elements(
     totals = {name: torch.zeros(len(cohort), dtype=torch.float64) for name in templates[update]}
     for chunk, (updates, *columns) in cohort.chunks((update, *parts)):
         weights = round.weigh_chunk(_wide(updates), chunk)
-        totals[chunk.leaf] += weights.sum(1, dtype=widest(weights.device)).cpu()
+        totals[chunk.leaf] += _row_sums(weights)
         for part, values in zip(parts, columns, strict=True):
             sums[part][chunk.leaf].add(chunk, _weighted(values, weights))
     means = {name: total / max(1, templates[update][name].numel()) for name, total in totals.items()}
@@ -60,8 +61,15 @@ def _wide(columns: Tensor) -> Tensor:
     return columns if columns.is_floating_point() else wide(columns)
 
 
+def _row_sums(weights: Tensor) -> Tensor:
+    found = row_sums(weights)
+    return weights.sum(1, dtype=widest(weights.device)).cpu() if found is None else found
+
+
 def _weighted(columns: Tensor, weights: Tensor) -> Tensor:
     """Combine one chunk; counters are rounded back to whole numbers."""
+    if (found := weighed(columns, weights)) is not None:
+        return found
     wider = _wide(columns)
     total = (wider * weights.to(wider.dtype)).sum(0, dtype=widest(wider.device)).to(wider.dtype)
     return total if columns.is_floating_point() else total.round().to(columns.dtype)

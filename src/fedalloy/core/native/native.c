@@ -20,6 +20,7 @@
 #define FEW 32
 #include "draws.c"
 #include "numbers.c"
+#include "elements.c"
 
 /* A block of clients, as fedalloy.core.blocks.Prepared describes it: index [C, planned, B], mask [S, C, B], seen [S, C];
    weights [C, K, D] and biases [C, K] are what the clients send, and squares their squared lengths, [C] each. */

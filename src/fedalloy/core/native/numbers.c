@@ -28,15 +28,15 @@ int in_range(const double *const *values, long statistics, long clients, const d
     return good;
 }
 
-/* out[j] = sum_i weights[i] rows[i][j], added in double. */
-FAST void combined(const double *weights, const float *rows, long clients, long columns, float *out) {
+/* out[j] = sum_i weights[i] rows[i][j], added in double; from one row to the next there are `stride` numbers. */
+FAST void combined(const double *weights, const float *rows, long clients, long columns, long stride, float *out) {
     double sums[512];
     for (long from = 0; from < columns; from += 512) {
         long here = columns - from < 512 ? columns - from : 512;
         for (long j = 0; j < here; j++) sums[j] = 0;
         for (long i = 0; i < clients; i++) {
             double weight = weights[i];
-            const float *row = rows + i * columns + from;
+            const float *row = rows + i * stride + from;
             for (long j = 0; j < here; j++) sums[j] += weight * row[j];
         }
         for (long j = 0; j < here; j++) out[from + j] = (float)sums[j];

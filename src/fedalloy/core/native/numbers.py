@@ -38,14 +38,14 @@ def in_range(values: Sequence[Tensor], ranges: Tensor, whole: Tensor) -> bool:
 
 def combined(weights: Tensor, rows: Tensor) -> Tensor | None:
     """``weights @ rows``, added in float64, for rows in float32; None where no compiled function can do it."""
-    able = rows.dtype == torch.float32 and rows.is_cpu and rows.is_contiguous() and rows.dim() == 2
-    able = able and weights.shape == rows.shape[:1]
+    able = rows.dtype == torch.float32 and rows.is_cpu and rows.dim() == 2
+    able = able and weights.shape == rows.shape[:1] and (rows.stride(1) == 1 or rows.is_contiguous())
     recorded = torch.is_grad_enabled() and (weights.requires_grad or rows.requires_grad)
     if _LIBRARY is None or not able or recorded or tracing():
         return None
     # Not torch.empty, whose dtype is the user's default.
     weights, out = weights.detach().to("cpu", torch.float64).contiguous(), rows.new_empty(rows.shape[1])
-    _LIBRARY.combined(weights.data_ptr(), rows.data_ptr(), *rows.shape, out.data_ptr())
+    _LIBRARY.combined(weights.data_ptr(), rows.data_ptr(), *rows.shape, rows.stride(0), out.data_ptr())
     return out
 
 
@@ -72,7 +72,7 @@ def _prepared() -> Any:
     if found is not None:
         found.sizes.argtypes = (c_void_p, c_void_p, c_int64, c_double, c_int)
         found.in_range.argtypes = (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p)
-        found.combined.argtypes = (c_void_p, c_void_p, c_int64, c_int64, c_void_p)
+        found.combined.argtypes = (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p)
         found.combined.restype = None
         found.clients_of.argtypes = (c_void_p, c_int64, c_int64, *[c_void_p] * 4)
     return found

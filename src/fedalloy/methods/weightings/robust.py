@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedalloy.core.native.elements import between
 from fedalloy.core.protocols import ElementRound, ElementWeighting
 from fedalloy.core.registry import register
 from fedalloy.core.search import Range
@@ -103,12 +104,16 @@ def middle(values: Tensor, cut: int) -> Tensor:
     kept = len(values) - 2 * cut
     ordered = _sorted(values)
     low, high = ordered[cut], ordered[len(values) - 1 - cut]
-    inside = (values >= low) & (values <= high)
-    weights = inside.to(values.dtype) / kept
-    tied = (inside.sum(0) > kept).nonzero().flatten()
+    weights, inside = between(values, low, high, kept) or _between(values, low, high, kept)
+    tied = (inside > kept).nonzero().flatten()
     if len(tied):
         weights[:, tied] = _shared(values[:, tied], low[tied], high[tied], cut)
     return weights
+
+
+def _between(values: Tensor, low: Tensor, high: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+    inside = (values >= low) & (values <= high)
+    return inside.to(values.dtype) / kept, inside.sum(0)
 
 
 def _shared(values: Tensor, low: Tensor, high: Tensor, cut: int) -> Tensor:
