@@ -108,6 +108,19 @@ def test_a_run_of_a_comparison_by_name(shown):
         compared.run("fedprox", 7)
 
 
+def test_runs_of_others_in_the_folder_are_not_shown_and_the_order_stays(task, tmp_path):
+    settings: dict[str, Any] = {"seeds": [0], "rounds": 1}
+    fedalloy.compare(task, ["qfedavg"], tmp_path, **settings)
+    done = fedalloy.compare(task, ["fedprox", "fedavg"], tmp_path, **settings)
+    assert sorted(done.to_pandas()["name"]) == ["fedavg", "fedprox"]
+    labels = [line.get_label() for line in done.plot(ax=Figure().subplots()).get_lines()]
+    told = [label for label in labels if not label.startswith("_")]
+    assert [label.partition(",")[0] for label in told] == list(dict.fromkeys(["fedprox", "fedavg"]))
+    html = done._repr_html_()
+    assert "qfedavg" not in html
+    assert html.rindex("fedprox") < html.rindex("fedavg")
+
+
 def test_why_runs_failed_is_shown(shown):
     done = shown["comparison"]
     failed = replace(done.outcomes[-1], state="failed", reason="a <fault> of this rule")
@@ -303,10 +316,31 @@ def test_the_stop_button_ends_a_comparison_with_the_runs_so_far(task, notebook, 
             raise KeyboardInterrupt
 
     done = fedalloy.compare(task, ["fedavg", "fedprox"], tmp_path, seeds=[0], rounds=1, processes=1, watcher=press)
-    assert [run.name for run in done.outcomes] == ["fedavg"]
+    assert [(run.name, run.finished, run.reason) for run in done.outcomes] == [
+        ("fedavg", True, ""), ("fedprox", False, "it has not begun"),
+    ]  # fmt: skip
+    assert done.conclusion == "No verdict yet: 1 run of 2 did not finish."
+    assert repr(done) == f"<fedavg, fedprox: 1 of 2 runs finished; folder {tmp_path}>"
+    assert "it has not begun" in done._repr_html_()
+    assert len(done.to_pandas()) >= 1
+    assert done.report(tmp_path / "report.html").stat().st_size
+    assert [one.name for one in done.gains] == ["fedprox"]
     again = fedalloy.compare(task, ["fedavg", "fedprox"], tmp_path, seeds=[0], rounds=1, processes=1)
     assert again.outcomes[1].finished
     assert "2/2" in notebook[-1]
+
+
+def test_the_stop_button_ends_a_comparison_that_is_still_tuning(task, notebook, tmp_path):
+    def press(news):
+        if news.kind == "ended":
+            raise KeyboardInterrupt
+
+    more: dict[str, Any] = {"grid": {"algorithm.lr": [0.1, 0.2]}, "tuning_seeds": [5], "watcher": press}
+    done = fedalloy.compare(task, ["fedavg", "fedprox"], tmp_path, seeds=[0, 1], rounds=1, processes=1, **more)
+    assert {run.reason for run in done.outcomes} == {"it has not begun"}
+    assert done.conclusion == "No verdict yet: 4 runs of 4 did not finish."
+    assert "0 of 4 runs finished" in repr(done)
+    assert "it has not begun" in done._repr_html_()
 
 
 def test_a_bar_in_a_terminal_is_one_line(task, capsys):

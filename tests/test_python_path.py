@@ -179,6 +179,9 @@ def test_a_search_comes_first_where_trials_are_given(tmp_path):
         ((own(), ["fedavg"]), {"rouns": 3}, "did you mean 'rounds'"),
         ((own(), {"A": fedavg()}), {"grid": {"algorithm.lr": [1.0]}, "tuning_seeds": [5]}, "does not reach 'A'"),
         ((own(), {"A": "fedavg"}), {"grid": {"B": {"algorithm.lr": [1.0]}}}, "'B', which is not compared"),
+        ((own(), {"A": "fedavg"}), {"grid": {"lr": [1.0]}}, "such as 'algorithm.lr'"),
+        ((own(), {"A": "fedavg"}), {"grid": {"A": {"lr": [1.0]}}}, "such as 'algorithm.lr'"),
+        ((own(), ["fedavg"]), {"resume": True}, "is resumed by itself"),
         (({**TABLES, "algorithm": {"lr": 0.5}}, {"A": fedavg()}), {}, r"\[algorithm\] would not reach 'A'"),
         ((torch.zeros(3), ["fedavg"]), {}, "the first argument"),
         ((own(), {}), {}, "there are no algorithms"),
@@ -199,6 +202,9 @@ def test_a_folder_that_is_not_there_holds_no_runs_and_that_is_said(tmp_path):
     assert fedalloy.read_runs(tmp_path) == []
     with pytest.raises(CheckpointError, match="is not a folder"):
         fedalloy.read_runs(tmp_path / "mistyped")
+    for read in (fedalloy.read_runs, fedalloy.read_run):
+        with pytest.raises(SpecError, match=rf"{read.__name__} takes the path of one .*folder, got \['runs'\]"):
+            read(["runs"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("folder", [False, True])

@@ -107,7 +107,10 @@ def test_a_resolved_recipe_resolves_to_itself_through_toml(tmp_path):
 def test_every_recipe_of_the_repository_resolves(path):
     recipe = load(path)
     for entry in [None, *entry_names(recipe)]:
-        resolve(recipe, entry=entry)
+        made = resolve(recipe, entry=entry)
+        assert made.config.seed == recipe.run.seeds[0]
+        assert made.config.target_metric in made.config.metrics
+        assert resolve(parse(made.resolved, "resolved")).resolved == made.resolved
 
 
 def test_data_say_how_they_are_scored_unless_the_recipe_does():

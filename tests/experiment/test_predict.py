@@ -125,6 +125,32 @@ def test_a_frame_that_the_task_does_not_know_is_refused(case):
     assert torch.equal(result.predict(shuffled, rows_of=0), result.predict(rows, rows_of=0))
 
 
+@pytest.mark.parametrize("case", [(kind, False, "float32") for kind in ("arrays", "frames")], indirect=True, ids=str)
+def test_rows_of_another_width_are_refused_and_one_column_is_not_taken_for_all(case, tmp_path):
+    kind, _, result = case
+    kept = fedalloy.load(result.save(tmp_path / "kept"))
+    width = result.prepare(_raw(kind, 0), rows_of=0).shape[1]
+    for wide in (1, width - 1, width + 1):
+        rows = np.ones((2, wide))
+        said = rf"rows of shape \({wide},\), an example of the task has shape \({width},\)"
+        with pytest.raises(DataError, match=said + ("; give a frame" if kind == "frames" else "$")):
+            result.predict(rows, rows_of=0)
+        with pytest.raises(DataError, match=said):
+            kept.prepare(rows, rows_of=0)
+
+
+@pytest.mark.parametrize("encoding", ["one_hot", "codes"])
+def test_arrays_for_a_frames_task_need_its_encoded_width(encoding):
+    columns = {"label": "ill", "categorical": ["ward"], "encoding": encoding}
+    rows = pd.DataFrame({"dose": np.arange(12.0), "ward": list("abc") * 4, "ill": [0, 1] * 6})
+    result = fedalloy.fit("fedavg", fedalloy.task({"a": rows}, "logistic", columns=columns), rounds=1, engine="loop")
+    width = {"one_hot": 4, "codes": 2}[encoding]
+    assert torch.equal(result.predict(np.zeros((1, width))), result.predict(np.zeros((1, width)), prepared=True))
+    assert result.prepare(rows).shape == (12, width)
+    with pytest.raises(DataError, match=rf"an example of the task has shape \({width},\); give a frame"):
+        result.predict(np.zeros((1, 3)))
+
+
 @pytest.fixture(scope="module")
 def plain():
     task = _task("arrays", lazy=False, standardise="none")
@@ -135,6 +161,7 @@ def plain():
     ("rows", "said"),
     [
         (np.zeros(4), "the first axis must be the rows"),
+        (torch.tensor(1.0), "the first axis must be the rows"),
         (np.zeros((2, 4), np.uint8), "has bytes"),
         (np.array([[np.nan, 0, 0, 0]]), "missing"),
         (np.array([[np.inf, 0, 0, 0]]), "infinite"),
@@ -181,6 +208,9 @@ def test_several_inputs_are_standardised_by_name_whatever_their_order():
     own = task.data("test", torch.tensor([1])).client(0).x
     expected = result.predict(own, prepared=True)
     assert torch.equal(result.predict(dict(reversed(raw.items())), rows_of=1), expected)
+    for more in ({"rows_of": 1}, {"prepared": True}):
+        with pytest.raises(DataError, match="the features have 5 and 12 rows"):
+            result.predict({"a": raw["a"][:5], "b": raw["b"]}, **more)
 
 
 def test_features_of_a_frozen_part_cannot_be_made_from_raw_rows():

@@ -47,6 +47,8 @@ def test_a_saved_model_fills_the_users_module(result, task, tmp_path):
     torch.testing.assert_close(filled(x), result.predict(x))
     with pytest.raises(SpecError, match="is not the model that was saved"):
         fedalloy.load(tmp_path / "kept").module(nn.Linear(3, 3))
+    with pytest.raises(SpecError, match=r"module takes your module, such as module\(YourModel\(\)\)"):
+        fedalloy.load(tmp_path / "kept").module(nn.Linear)  # type: ignore[call-overload]
 
 
 class Tied(nn.Module):

@@ -56,6 +56,18 @@ def length(x: Inputs) -> int:
     return len(x) if isinstance(x, Tensor) else len(next(leaves(x)))
 
 
+def one_length(x: Inputs) -> int:
+    """How many examples there are; features with different numbers of them are refused.
+
+    >>> one_length({"a": torch.zeros(3, 2), "b": torch.zeros(3)})
+    3
+    """
+    sizes = sorted({len(leaf) for leaf in leaves(x)})
+    if len(sizes) > 1:
+        raise DataError(f"the features have {' and '.join(map(str, sizes))} rows; all must have as many")
+    return sizes[0]
+
+
 def device_of(x: Inputs) -> torch.device:
     """Where the examples are."""
     return x.device if isinstance(x, Tensor) else next(leaves(x)).device

@@ -37,7 +37,7 @@ def rows_for(
 def outputs(model: Callable[[Inputs], Tensor], rows: Inputs, params: Tree, floats: bool) -> Tensor:
     """The outputs for all rows, in the precision and on the device of the parameters; ``floats``: the model gets whole
     numbers as floats."""
-    if not inputs.length(rows):
+    if not inputs.one_length(rows):
         raise SpecError("predict: x has no rows")
     like = next((leaf for leaf in params.values() if leaf.is_floating_point()), torch.zeros(()))
 

@@ -83,6 +83,8 @@ class SavedResult:
         (``requires_grad = False``) and constant buffers are not saved, and stay as they are."""
         wanted = self.model if client is None else self._own(client)
         module = self._built() if module is None else module
+        if not isinstance(module, nn.Module):
+            raise SpecError(f"module takes your module, such as module(YourModel()), got {module!r}")
         not_its = f"{type(module).__name__} is not the model that was saved"
         if missing := _missing(module, wanted):
             advice = "freeze what was not trained (requires_grad = False)"

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.errors import CheckpointError, SpecError, nearest
 from fedalloy.experiment.fit import RunResult
 from fedalloy.experiment.records.reading import RunRecord, name_of, seed_of
 from fedalloy.experiment.records.scalars import scalars
@@ -90,7 +90,7 @@ def frame(thing: Any, table: str | None) -> Any:
         raise SpecError("to_pandas needs pandas: pip install 'fedalloy[notebook]'") from None
     if isinstance(thing, RunResult) and thing.folder is None:
         return pd.DataFrame(_in_memory(thing, chosen))
-    return pd.DataFrame(list(rows(chosen, runs_in(_places(thing)))))
+    return pd.DataFrame(list(rows(chosen, runs_in(_runs(thing)))))
 
 
 def plot(thing: Any, kind: str, metric: str | None, ax: Any) -> Any:
@@ -104,7 +104,7 @@ def plot(thing: Any, kind: str, metric: str | None, ax: Any) -> Any:
         _draw_curve(axes, thing, metric or thing.metric)
     else:
         draw = recorded.draw_curves if kind == "curves" else KINDS[kind]
-        draw(axes, _places(thing), Options(metric))
+        draw(axes, _runs(thing), Options(metric))
     return axes
 
 
@@ -112,6 +112,13 @@ def page(thing: Any, path: Path) -> Path:
     """The page of ``fedalloy report``."""
     write_page(_places(thing), path)
     return path
+
+
+def _runs(thing: Any) -> list[Path]:
+    """The folders of a thing's runs; the folder of a comparison may hold runs of others."""
+    if isinstance(thing, Comparison) and (own := [run.folder for run in thing.outcomes if run.folder]):
+        return own
+    return _places(thing)
 
 
 def _places(thing: Any) -> list[Path]:
@@ -173,8 +180,8 @@ def _points(rounds: Iterable[Mapping[str, Any]], metric: str) -> dict[str, list[
 def _compared(comparison: Comparison) -> str:
     """The mean over the seeds of every algorithm, over rounds."""
     try:
-        groups = by_name(gather([comparison.folder]))
-    except (SpecError, OSError):
+        groups = by_name(gather(_runs(comparison)))
+    except (CheckpointError, SpecError, OSError):
         return ""
     styles = assign(groups)
     lines: list[Line] = []

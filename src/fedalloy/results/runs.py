@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from fedalloy.core.errors import CheckpointError
-from fedalloy.experiment.records.reading import QUICK, find_runs
+from fedalloy.experiment.records.reading import QUICK, find_runs, is_run
 from fedalloy.results.outcome import RunOutcome, read_outcome
 
 TUNING = "tuning"
@@ -53,8 +53,14 @@ def read_outcomes(places: Sequence[Path]) -> list[RunOutcome]:
 
 def order_of(places: Sequence[Path]) -> list[str]:
     """The algorithms of the comparisons among the folders, as their recipes name them."""
-    files = [place / "comparison.json" for place in places]
+    folders = dict.fromkeys(folder for place in places for folder in (place, *_comparison_of(place)))
+    files = [folder / "comparison.json" for folder in folders]
     return [name for file in files if file.is_file() for name in json.loads(file.read_text(encoding="utf-8"))["order"]]
+
+
+def _comparison_of(run: Path) -> list[Path]:
+    """The folder of the comparison that a run may belong to."""
+    return [run.parents[1]] if is_run(run) and len(run.parents) > 1 else []
 
 
 def place_in(order: Sequence[str], run: RunOutcome) -> tuple[int, str, int]:

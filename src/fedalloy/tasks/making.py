@@ -85,7 +85,7 @@ def task(
     >>> task([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])], "logistic").population
     2
     """
-    given = build(Columns, columns, "columns") if isinstance(columns, Mapping) else columns
+    given = _columns(columns)
     dealt = partition is not None, uses_clients(partition)
     options = SourceOptions(ids, given, classes, lazy, tokenise, clients, *dealt, collate=collate)
     settings = _settings(settings)
@@ -112,6 +112,16 @@ def _open(source: Any, options: SourceOptions, key: Key, dtype: torch.dtype) -> 
     """The source, read in the precision of the task."""
     with reading_as(dtype):
         return open_source(source, options, key)
+
+
+def _columns(given: Columns | Mapping[str, Any] | None) -> Columns | None:
+    """The roles of columns, from a table too."""
+    if given is None or isinstance(given, Columns):
+        return given
+    if not isinstance(given, Mapping):
+        raise SpecError(f"columns says what columns mean, columns={{'label': 'ill', 'client': 'site'}}, got {given!r}")
+    made: Columns = build(Columns, given, "columns")
+    return made
 
 
 def _made_from(source: TaskSource | None, task: FederatedTask) -> FederatedTask:

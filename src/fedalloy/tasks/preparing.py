@@ -35,6 +35,12 @@ class FrameColumns:
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     encoding: Literal["one_hot", "codes"] = "one_hot"
 
+    @property
+    def width(self) -> int:
+        """How many numbers a row becomes."""
+        one_hot = self.encoding == "one_hot"
+        return sum(len(self.values[name]) if one_hot and name in self.values else 1 for name in self.features)
+
 
 @dataclass(frozen=True, eq=False)
 class Preparation:
@@ -167,6 +173,7 @@ class Preparation:
                     f"{called} has shape {tuple(leaf.shape)}: the first axis must be the rows, and an example of the "
                     f"task has {self.dims[path]} more (for one row alone, x[None])"
                 )
+            self._check_shape(path, leaf, called)
             if leaf.dtype == torch.uint8 and self.types.get(path) in _DECIMALS:
                 raise DataError(
                     f"{called} has bytes (uint8), and the task was made of decimals: scale it as you did for the task"
@@ -175,6 +182,19 @@ class Preparation:
                 raise DataError(f"{called} has missing values (NaN), and the task fills none: fill them first")
             if leaf.is_floating_point() and bool(leaf.isinf().any()):
                 raise DataError(f"{called} has infinite values: replace them, or leave these rows out")
+        inputs.one_length(x)
+
+    def _check_shape(self, path: str, leaf: Tensor, called: str) -> None:
+        """Refuse rows of another width than what is known of the task's: one column would be taken for all of them."""
+        known = [step[path].shape[1:] for step in (self.fill, self.centre) if path in step]
+        if self.columns is not None and not known:
+            known = [torch.Size([self.columns.width])]
+        if known and leaf.shape[1:] != known[0]:
+            encoded = "; give a frame to have its columns encoded" if self.columns and self.columns.values else ""
+            raise DataError(
+                f"{called} has rows of shape {tuple(leaf.shape[1:])}, an example of the task has shape "
+                f"{tuple(known[0])}{encoded}"
+            )
 
     def told(self) -> dict[str, Any]:
         """Everything but tensors, as JSON has it."""

@@ -250,12 +250,13 @@ def test_committing_a_round_again_drops_nothing_the_checkpoint_before_names(plac
     store.put(2, {0: state(2.0)})
     for _ in range(5):
         store.commit(2)
-    DiskStore(place).look(before)
+    assert values(read_store(before, place)) == {0: 1.0}
     again = DiskStore(place)
     again.restore(2, store.commit(2))
     for _ in range(5):
         again.commit(2)
-    DiskStore(place).look(before)
+    assert values(again) == {0: 2.0}
+    assert values(read_store(before, place)) == {0: 1.0}
 
 
 def test_a_temporary_folder_goes_with_its_store_but_not_with_a_worker() -> None:

@@ -16,7 +16,7 @@ from fedalloy.core.errors import CheckpointError, RunLocked, SpecError
 from fedalloy.core.protocols import ClientStore
 from fedalloy.experiment.records import checkpoint as files
 from fedalloy.experiment.records.folder import RunFolder
-from fedalloy.experiment.records.lock import locked
+from fedalloy.experiment.records.lock import holder, locked
 from fedalloy.experiment.records.store import MemoryStore
 from fedalloy.experiment.records.stream import Stream, encode
 
@@ -223,8 +223,9 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
             os._exit(0)
         os.read(ready[0], 1)
     try:
+        assert holder(tmp_path / "lock") is None
         with locked(tmp_path / "lock"):
-            pass
+            assert holder(tmp_path / "lock") is not None
     finally:
         os.write(done[1], b"x")
         os.waitpid(child, 0)

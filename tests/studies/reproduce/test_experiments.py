@@ -76,10 +76,15 @@ def test_every_case_of_an_experiment_resolves(name):
     for case in experiment.cases:
         recipe = recipe_of(experiment, case)
         for entry in _entries(recipe):
-            resolve(recipe, entry=entry)
+            made = resolve(recipe, entry=entry)
+            assert made.config.rounds == made.resolved["run"]["rounds"], (case.name, entry)
+            assert made.config.target_metric in made.config.metrics, (case.name, entry)
         if recipe.partition.kind:
-            from_spec("partition", _plain({"kind": recipe.partition.kind, **recipe.partition.arguments}), "partition")
-        from_spec("dataset", recipe.task.dataset, "dataset")
+            made = from_spec(
+                "partition", _plain({"kind": recipe.partition.kind, **recipe.partition.arguments}), "partition"
+            )
+            assert made is not None, case.name
+        assert from_spec("dataset", recipe.task.dataset, "dataset") is not None, case.name
 
 
 @pytest.mark.parametrize("name", experiment_names())

@@ -64,6 +64,8 @@ def test_text_is_refused_unless_it_is_declared():
         make(frame("polars"), {})
     with pytest.raises(SpecError, match="unknown argument 'labels'"):
         make(frame("polars"), {"labels": "ill"})
+    with pytest.raises(SpecError, match=r"columns=\{'label': 'ill', 'client': 'site'\}, got 'ill'"):
+        make(frame("polars"), "ill")  # type: ignore[arg-type]
 
 
 GAPS: dict[str, list[Any]] = {"age": [30.0, None, 50.0, 60.0, None, 90.0], "sex": ["f", None, "f", "f", "m", "m"]}

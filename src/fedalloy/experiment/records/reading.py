@@ -58,7 +58,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fedalloy.core.errors import CheckpointError
+from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.core.showing import ShownRuns
 from fedalloy.experiment.records import shape
 from fedalloy.experiment.records.client_tables import ClientTables, is_line
@@ -123,6 +123,8 @@ class RunRecord(ShownRuns):
 
 def read_run(path: str | Path) -> RunRecord:
     """Open a run for reading; its records may still be growing."""
+    if not isinstance(path, str | Path):
+        raise SpecError(f"read_run takes the path of one run folder, got {path!r}")
     folder = Path(path)
     if not is_run(folder):
         raise CheckpointError(f"{path} holds no run (no recipe.toml with an environment.json); name a run folder")
@@ -137,6 +139,8 @@ def read_run(path: str | Path) -> RunRecord:
 
 def read_runs(folder: str | Path) -> list[RunRecord]:
     """Every run below a folder, such as that of a comparison; a folder that does not exist is refused."""
+    if not isinstance(folder, str | Path):
+        raise SpecError(f"read_runs takes the path of one folder, got {folder!r}")
     if not Path(folder).is_dir():
         raise CheckpointError(f"{folder} is not a folder; name one that holds runs")
     return [read_run(run) for run in find_runs(folder)]

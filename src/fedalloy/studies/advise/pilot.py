@@ -228,7 +228,7 @@ def read_record(folder: Path, asked: Mapping[str, Any]) -> Record:
     if different := [name for name in asked if record["asked"].get(name) != asked[name]]:
         raise CheckpointError(
             f"{folder} holds the answer to another question (its {' and its '.join(different)} differ): choose another "
-            "folder with -o, or delete this one"
+            "folder, or delete this one"
         )
     return record
 

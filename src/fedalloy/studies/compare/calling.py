@@ -163,6 +163,8 @@ def _placed(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
         elif name in places:
             found.append((places[name], list(value) if isinstance(value, tuple | range) else value))
         else:
+            if name == "resume":
+                raise SpecError("compare: leave resume out; what was interrupted in the folder is resumed by itself")
             allowed = {*places, "grid", "tune", "engine", "engine_options", "sampling", "devices"}
             raise SpecError(f"compare: unknown setting '{name}'; {nearest(name, allowed)}")
     if any(value is None for _, value in found):
@@ -215,6 +217,7 @@ def _with_grid(tables: dict[str, Any], grid: Grid) -> dict[str, Any]:
     made = merge(tables, {})
     entries = {entry["name"]: entry for entry in made.get("compare", [])}
     for path, values in grid.items():
+        _check_dotted(values if isinstance(values, Mapping) else [path])
         if isinstance(values, Mapping):
             if path not in entries:
                 raise SpecError(f"compare: grid has '{path}', which is not compared: {nearest(path, entries)}")
@@ -223,6 +226,13 @@ def _with_grid(tables: dict[str, Any], grid: Grid) -> dict[str, Any]:
             made["grid"] = {**made.get("grid", {}), path: list(values)}
     _check_paths(made)
     return made
+
+
+def _check_dotted(paths: Iterable[str]) -> None:
+    """Refuse a setting without its table, such as ``lr``."""
+    for path in paths:
+        if "." not in path:
+            raise SpecError(f"compare: the grid's '{path}' must name a table too, such as 'algorithm.{path}'")
 
 
 def _check_paths(tables: Mapping[str, Any]) -> None:

@@ -26,7 +26,6 @@ from fedalloy.results.conclusion import conclusion, notes
 from fedalloy.results.gains import ClientGains, client_gains, read_scores
 from fedalloy.results.looks import Look, read_looks, record_look
 from fedalloy.results.outcome import RunOutcome, read_outcome
-from fedalloy.results.runs import read_outcomes
 from fedalloy.results.table import ResultRow, spreads, summarise
 from fedalloy.studies.compare.calling import Algorithms, Call, Grid, RecipeLike, TaskLike, as_call
 from fedalloy.studies.compare.jobs import Broken, Job, Watcher, is_done, leave_if_starting, run_jobs
@@ -142,7 +141,7 @@ def compare(
     try:
         return compared(call, processes, watcher or (lambda news: None), track)
     except KeyboardInterrupt as interrupt:
-        return _so_far(call.folder, interrupt)
+        return _so_far(call, interrupt)
 
 
 def _places(
@@ -159,11 +158,24 @@ def _places(
     return None, second
 
 
-def _so_far(folder: Path, interrupt: KeyboardInterrupt) -> Comparison:
-    """What there is when a comparison is interrupted in a notebook; elsewhere the interrupt goes on."""
-    if not in_notebook() or not find_runs(folder):
+def _so_far(call: Call, interrupt: KeyboardInterrupt) -> Comparison:
+    """What there is when a comparison is interrupted in a notebook, also of runs that have not begun; elsewhere the
+    interrupt goes on."""
+    if not in_notebook() or not find_runs(call.folder):
         raise interrupt
-    return Comparison(folder, tuple(read_outcomes([folder])), (), tuple(read_looks(folder)))
+    entries = as_entries(call.recipe)
+    places, metric = folders(entry_names(entries)), str(scored(entries).run.target_metric)
+    runs = [
+        _as_far(RunOutcome(name, seed, "interrupted", "it has not begun", metric=metric), call.folder / places[name])
+        for name, seed in itertools.product(places, entries.run.seeds)
+    ]
+    return Comparison(call.folder, tuple(runs), (), tuple(read_looks(call.folder)))
+
+
+def _as_far(planned: RunOutcome, place: Path) -> RunOutcome:
+    """The outcome of a run that may not have begun."""
+    folder = place / f"seed-{planned.seed}"
+    return replace(read_outcome(folder), name=planned.name) if is_run(folder) else planned
 
 
 def compared(call: Call, processes: int | None, watcher: Watcher, track: Sequence[str] = ()) -> Comparison:

@@ -118,8 +118,7 @@ def is_done(job: Job) -> bool:
     different = mismatches(found, job.recipe)
     if different and not _is_same_task(job, found):
         raise CheckpointError(
-            f"{job.folder} holds another experiment ({', '.join(different)}); choose another folder with -o, or delete "
-            "this one"
+            f"{job.folder} holds another experiment ({', '.join(different)}); choose another folder, or delete this one"
         )
     return not _is_longer(job, found.get("run", {}).get("rounds", 0)) and read_status(job.folder)["state"] in (
         "finished",
@@ -159,7 +158,7 @@ def check_data(jobs: Sequence[Job]) -> None:
         if different:
             raise CheckpointError(
                 f"{job.folder} holds a run on other data ({', '.join(different)}): the data have changed since; choose "
-                "another folder with -o, or restore the earlier data"
+                "another folder, or restore the earlier data"
             )
 
 

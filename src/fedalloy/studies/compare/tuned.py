@@ -77,7 +77,7 @@ def check_untuned(where: Path, places: Mapping[str, str], names: Sequence[str]) 
         runs = [run for run in (where / places[name]).glob("seed-*") if is_run(run)]
         if runs and name not in chosen:
             raise CheckpointError(
-                f"{where / places[name]} holds runs that were not tuned: choose another folder with -o, or delete them"
+                f"{where / places[name]} holds runs that were not tuned: choose another folder, or delete them"
             )
 
 

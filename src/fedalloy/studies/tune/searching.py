@@ -183,7 +183,7 @@ class Search:
         if different := [name for name in asked if known.get(name) != asked[name]]:
             raise SpecError(
                 f"{self.folder} holds another search (its {' and its '.join(different)} differ), with scores that "
-                "cannot be compared with new ones: choose another folder with -o, or delete this one"
+                "cannot be compared with new ones: choose another folder, or delete this one"
             )
         study.set_user_attr("asked", asked)
         return study

@@ -64,7 +64,7 @@ def searching_alone(folders: Sequence[Path]) -> Iterator[None]:
             except RunLocked:
                 raise RunLocked(
                     f"another process continues with the search in {folder}: wait until it ends, or choose another "
-                    "folder with -o"
+                    "folder"
                 ) from None
         yield
 

@@ -89,7 +89,7 @@ def check_spent(found: Sequence[Search]) -> None:
             continue
         raise SpecError(
             f"{one.folder} holds {had}, more than the budget of {asked}, which all methods get: give at least as much, "
-            "or choose another folder with -o"
+            "or choose another folder"
         )
 
 

@@ -194,7 +194,7 @@ def _restored(learner: Learner) -> Standing | None:
     if saved["identity"] != learner.identity:
         raise CheckpointError(
             f"{learner.progress} is the progress of another learning (other settings or another recipe); delete it, or "
-            "choose another file with -o"
+            "choose another file"
         )
     return Standing(**saved["standing"])
 
