@@ -256,6 +256,8 @@ def test_what_would_never_be_called_is_refused(task):
         fedalloy.fit("fedavg", task, rounds=1, callbacks=[fedalloy.EarlyStopping])
     with pytest.raises(SpecError, match=r"callbacks must be a list of objects, .*write \[EarlyStopping\(\)\]"):
         fedalloy.fit("fedavg", task, rounds=1, callbacks=fedalloy.EarlyStopping())  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="Checkpoints needs the folder of the run"):
+        fit(task, 1, callbacks=[fedalloy.Checkpoints()])
     wrong: list[Any] = ["runs", 0, 0.5]
     for value in wrong:
         with pytest.raises(SpecError, match="must be 1 or more"):

@@ -19,6 +19,7 @@ from fedalloy.core.spec import algorithm_from_spec
 from fedalloy.core.task import check_task
 from fedalloy.core.types import Tree
 from fedalloy.experiment import predicting, saved
+from fedalloy.experiment.callbacks import Checkpoints
 from fedalloy.experiment.calling_clients import Client, names_of, number_of
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.describing import Described, parts_of, recipe_of
@@ -254,6 +255,7 @@ def fit(
     """
     _check_order(algorithm, task)
     _check_given(folder, callbacks, track, watcher)
+    callbacks = _with_folder(list(callbacks), folder)
     chosen = as_algorithm(algorithm)
     _check_whose(settings, chosen)
     config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task, resume))
@@ -306,6 +308,13 @@ def _check_given(folder: object, callbacks: object, track: object, watcher: obje
         raise SpecError(f"fit: track must be a list, such as ['tensorboard'], got {track!r}")
     if watcher is not None and not callable(watcher):
         raise SpecError(f"fit: watcher must be a function of a round's event, or None, got {watcher!r}")
+
+
+def _with_folder(callbacks: list[Any], folder: object) -> list[Any]:
+    """The callbacks; checkpoints of a run without a folder would be written nowhere."""
+    if folder is None and any(isinstance(one, Checkpoints) for one in callbacks):
+        raise SpecError("fit: Checkpoints needs the folder of the run: fit(..., folder='runs/mine')")
+    return callbacks
 
 
 def _check_order(algorithm: object, task: object) -> None:

@@ -108,6 +108,8 @@ def test_a_search_is_scored_on_validation_parts_and_spares_the_test_parts(tmp_pa
         assert not any(row.get("global") for row in record.rounds())
     assert [len(one.tried) for one in found.tuned] == [3, 3]
     again = fedalloy.tune(RECIPE, TWO, tmp_path, trials=3, processes=1, watcher=_nothing_runs)
+    compared = {**RECIPE, "compare": [{"name": name} for name in TWO]}
+    assert fedalloy.tune(compared, str(tmp_path), trials=3, processes=1, watcher=_nothing_runs).best == again.best
     assert again.best == found.best
     assert load(found.file).tune is None
 
@@ -170,6 +172,8 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
         fedalloy.compare({**RECIPE, "tune": {}}, TWO, tmp_path, grid={"algorithm.lr": [0.1, 0.2]})
     with pytest.raises(SpecError, match="both have 0"):
         fedalloy.tune(RECIPE, TWO, tmp_path, tuning_seeds=[0])
+    with pytest.raises(SpecError, match=r"tune: algorithms must be .*, got 'fedavg': write \['fedavg'\]"):
+        fedalloy.tune(RECIPE, "fedavg", tmp_path)
     with pytest.raises(SpecError, match=r"run\.seeds has 1000, on which the search runs"):
         fedalloy.tune({**RECIPE, "run": {"seeds": [0, 1000]}}, TWO, tmp_path, trials=1)
     with pytest.raises(SpecError, match="either a grid or a search"):

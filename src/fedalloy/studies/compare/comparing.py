@@ -135,7 +135,7 @@ def compare(
     leave_if_starting()
     _check_processes(processes)
     asked = {"seeds": seeds, "rounds": rounds, "tuning_seeds": tuning_seeds, "grid": grid, "tune": tune, **settings}
-    call = as_call(task, *_places(task, algorithms, folder), asked)
+    call = as_call(task, *algorithms_or_folder(task, algorithms, folder, "compare"), asked)
     if watcher is None and (in_notebook() if progress is None else progress):
         watcher = JobsBar(None if call.recipe.tune else count(call.recipe))
     try:
@@ -144,15 +144,15 @@ def compare(
         return _so_far(call, interrupt)
 
 
-def _places(
-    task: object, second: Algorithms | str | Path | None, folder: str | Path | None
+def algorithms_or_folder(
+    task: object, second: Algorithms | str | Path | None, folder: str | Path | None, called: str
 ) -> tuple[Algorithms | None, str | Path | None]:
     """The algorithms and the folder. Only after a recipe, as in ``compare(recipe, folder)``, is a text a folder."""
     if not isinstance(second, str | Path):
         return second, folder
     if folder is not None or not isinstance(task, Recipe | Mapping | str | Path):
         raise SpecError(
-            f"compare: algorithms must be {{name: algorithm, ...}}, or a list of published methods' names, got "
+            f"{called}: algorithms must be {{name: algorithm, ...}}, or a list of published methods' names, got "
             f"{str(second)!r}: write [{str(second)!r}]"
         )
     return None, second

@@ -16,6 +16,7 @@ from fedalloy.experiment.records import atomic
 from fedalloy.experiment.records.toml import dumps
 from fedalloy.studies.compare.calling import Algorithms, Call, RecipeLike, TaskLike, as_call
 from fedalloy.studies.compare.comparing import (
+    algorithms_or_folder,
     as_entries,
     check_seeds,
     default_processes,
@@ -68,7 +69,7 @@ class Tuning:
 
 def tune(
     task: RecipeLike | TaskLike,
-    algorithms: Algorithms | None = None,
+    algorithms: Algorithms | str | Path | None = None,
     folder: str | Path | None = None,
     *,
     trials: int | None = None,
@@ -100,7 +101,9 @@ def tune(
     2
     """
     leave_if_starting()
-    call = as_call(task, algorithms, folder, {"tuning_seeds": tuning_seeds, **settings})
+    call = as_call(
+        task, *algorithms_or_folder(task, algorithms, folder, "tune"), {"tuning_seeds": tuning_seeds, **settings}
+    )
     table: dict[str, Any] = {"trials": trials, "rounds": budget_rounds, "seconds": seconds}
     table |= {"space": space, "sampler": sampler, "pruner": pruner}
     return _tuned(call, with_budget(call.recipe, table), processes, watcher or (lambda news: None))
