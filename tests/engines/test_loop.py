@@ -116,5 +116,5 @@ class LateSteps(Sgd):
 def test_a_plan_whose_steps_come_late_is_refused(engine):
     """Engines take as many steps as are used, from the first on: the last ones would be left out."""
     algorithm = Algorithm(LateSteps(batch_size=1), Uniform(), ServerSgd())
-    with pytest.raises(ClientError, match="stage 'plan'.*put a client's empty steps last"):
+    with pytest.raises(ClientError, match=r"stage 'plan'.*put a client's empty steps last"):
         play(engine, algorithm, TASK, work(0, 2))
