@@ -12,13 +12,15 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import ClientError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Outcome, Wire
-from fedalloy.core.types import Context
+from fedalloy.core.types import Context, Plan
+from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.testing import Jitter, small_task, work
 from fedalloy.testing.comparing import differences
+from tests.engines.rounds import play
 
 TASK = small_task("dropout")
 
@@ -97,3 +99,22 @@ def test_the_engine_leaves_no_gradients_behind():
     outcome = call(WIRED, 1, 2)
     assert not any(leaf.requires_grad for part in outcome.cohort.payload.values() for leaf in part.values())
     assert torch.is_grad_enabled()
+
+
+@dataclass(frozen=True)
+class LateSteps(Sgd):
+    """Trains from the second step on."""
+
+    def plan(self, sizes, epochs, keys):
+        made = super().plan(sizes, epochs, keys)
+        mask = made.mask.clone()
+        mask[:, 0] = False
+        return Plan(made.index, mask, made.phase)
+
+
+@pytest.mark.parametrize("engine", [Loop(), Batched()], ids=["loop", "batched"])
+def test_a_plan_whose_steps_come_late_is_refused(engine):
+    """Engines take as many steps as are used, from the first on: the last ones would be left out."""
+    algorithm = Algorithm(LateSteps(batch_size=1), Uniform(), ServerSgd())
+    with pytest.raises(ClientError, match=r"stage 'plan'.*put a client's empty steps last"):
+        play(engine, algorithm, TASK, work(0, 2))

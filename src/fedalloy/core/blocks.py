@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fedalloy.core import inputs
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.errors import stage
+from fedalloy.core.errors import AlgorithmError, stage
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import LocalSolver, Shared
 from fedalloy.core.types import Block, Context, Plan, Tree, Work
@@ -159,7 +159,7 @@ def _steps_of(mask: Tensor, active: Tensor, everyone: bool | None = None) -> _St
 
 
 def _read_steps(mask: Tensor, active: Tensor) -> _Steps:
-    planned = mask.any(-1).sum(-1)
+    planned = _planned(mask)
     taken, order = torch.where(active, planned, 0), None
     if len(taken) > 1 and not bool((taken[:-1] >= taken[1:]).all()):
         order = taken.argsort(descending=True, stable=True)
@@ -171,6 +171,14 @@ def _read_steps(mask: Tensor, active: Tensor) -> _Steps:
     seen = by_step.sum(2)
     examples = seen.sum(0) * (active if order is None else active[order])
     return _Steps(order, planned, _running(taken.tolist(), steps), _full(mask, taken), by_step, seen, examples)
+
+
+def _planned(mask: Tensor) -> Tensor:
+    """How many steps every client takes. They must be its first ones, because the steps after these are left out."""
+    used = mask.any(-1)
+    if bool((used[:, 1:] & ~used[:, :-1]).any()):
+        raise AlgorithmError("the plan has an empty step before one with examples: put a client's empty steps last")
+    return used.sum(-1)
 
 
 def client_keys(round_key: Key, ids: Tensor) -> Key:

@@ -77,7 +77,8 @@ class Plan:
     """Which examples enter which local step, for a block of clients.
 
     ``index`` and ``mask`` are ``[C, S, B]``: positions in the client's training part, and whether the slot is
-    used. ``phase`` is ``[C, S]``. A step whose mask is empty is not taken: the carry does not change.
+    used. ``phase`` is ``[C, S]``. A step whose mask is empty is not taken: the carry does not change. A client's empty
+    steps come after its others.
     """
 
     index: Tensor
