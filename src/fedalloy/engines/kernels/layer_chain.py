@@ -121,7 +121,7 @@ def _layer(node: fx.Node, structure: nn.Module) -> Layer | None:
 
 def _plain(module: nn.Module) -> bool:
     """Whether the kernels support the module's settings."""
-    if not (_runs_its_class(module) and _has_usual_leaves(module)):
+    if not (_runs_its_class(module) and _has_standard_leaves(module)):
         return False
     if isinstance(module, nn.Conv2d):
         return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
@@ -134,18 +134,18 @@ def _plain(module: nn.Module) -> bool:
     return True
 
 
-def _has_usual_leaves(module: nn.Module) -> bool:
+def _has_standard_leaves(module: nn.Module) -> bool:
     """Whether a layer's leaves are those that its class makes. Kernels know no further ones, which weight decay changes
     too, and read a bias of another shape (one number for all outputs) past its end."""
     if not isinstance(module, nn.Linear | nn.Conv2d):
         return True
     weight, bias = module.weight.shape, module.bias
     if isinstance(module, nn.Linear):
-        usual = weight == (module.out_features, module.in_features)
+        fits = weight == (module.out_features, module.in_features)
     else:
-        usual = weight == (module.out_channels, module.in_channels // module.groups, *module.kernel_size)
-    usual = usual and (bias is None or bias.shape == weight[:1])
-    return usual and {name for name, _ in module.named_parameters()} <= {"weight", "bias"}
+        fits = weight == (module.out_channels, module.in_channels // module.groups, *module.kernel_size)
+    fits = fits and (bias is None or bias.shape == weight[:1])
+    return fits and {name for name, _ in module.named_parameters()} <= {"weight", "bias"}
 
 
 def _leaves(layers: list[Layer]) -> list[str]:
