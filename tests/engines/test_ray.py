@@ -217,6 +217,21 @@ def test_a_task_that_cannot_be_loaded_is_refused_at_once(error, monkeypatch):
     assert fake.started == 2
 
 
+def test_workers_for_which_this_machine_has_no_room_are_refused_at_once(monkeypatch):
+    fake = without_ray(monkeypatch)
+    with pytest.raises(SpecError, match=r"no worker fits .* 1 CPUs and 1 GPUs each, the cluster has 8 CPUs and 0 GPUs"):
+        play(Ray(workers=1, gpus_per_worker=1), ALGORITHM, small_task())
+    assert fake.started == 0
+
+
+def test_there_are_as_many_workers_as_fit_also_into_a_ray_of_its_own(monkeypatch):
+    """Not as many as there are cores: on a machine with fewer GPUs the others would wait for ever."""
+    fake = without_ray(monkeypatch)
+    monkeypatch.setattr(fake, "cluster_resources", lambda: {"CPU": 3.0})
+    play(Ray(), ALGORITHM, small_task())
+    assert fake.started == 3
+
+
 def test_workers_that_never_begin_end_the_run_with_the_reason(monkeypatch):
     fake = without_ray(monkeypatch, faults=lambda number, method: failed(EOFError("end of file")))
     monkeypatch.setattr("time.sleep", lambda seconds: None)

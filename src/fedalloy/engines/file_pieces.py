@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -36,26 +37,18 @@ class Pieces:
         self._columns = self.slot.size // self._size
         self.width = min(self.width, self._columns)
         self._direct = self.reader.direct and self.width * self._size >= LEAST
-        self._span = self._room()
+        self._span = self._row_bytes()
         twice = self.reuse and self.width < self._columns
         self._regions = [self.memory.region(self._span * len(self.starts)) for _ in range(2)] if twice else []
 
-    def __iter__(self) -> Iterator[tuple[int, Tensor]]:
-        """Every piece with its first column; the next one is read while the caller uses this one."""
-        begins = range(0, self._columns, max(1, self.width))
-        with ThreadPoolExecutor(READERS) as readers, ThreadPoolExecutor(1) as announcer:
-            coming = self._begun(0, readers, announcer) if len(begins) else None
-            for turn, begin in enumerate(begins):
-                assert coming is not None
-                piece = coming.whole()
-                # Nothing may keep the last piece here: its memory is used again once the caller lets it go.
-                coming = self._begun(turn + 1, readers, announcer) if turn + 1 < len(begins) else None
-                yield begin, piece
-                del piece
+    @property
+    def begins(self) -> range:
+        """The first column of every piece."""
+        return range(0, self._columns, max(1, self.width))
 
-    def _begun(self, turn: int, readers: ThreadPoolExecutor, announcer: ThreadPoolExecutor) -> _Coming:
+    def begun(self, turn: int, readers: ThreadPoolExecutor, announcer: ThreadPoolExecutor) -> _Coming:
         """Begin to read a piece."""
-        begin = turn * self.width
+        begin = self.begins[turn]
         count = min(self.width, self._columns - begin)
         if not self._direct:
             self._announce(announcer, begin)
@@ -82,7 +75,7 @@ class Pieces:
             at = self.starts[row] + self.slot.begin + begin * self._size
             self.reader.read(memory, row * self._span + lead, at, count * self._size)
 
-    def _room(self) -> int:
+    def _row_bytes(self) -> int:
         """Bytes between the rows of a piece. For direct reads the pages around the columns have room as well."""
         tight = self.width * self._size
         if not self._direct:
@@ -98,6 +91,19 @@ class Pieces:
             low, high = begin + ahead if begin else 0, min(begin + 2 * ahead, self._columns)
             ats = [start + self.slot.begin + low * self._size for start in self.starts if low < high]
             announcer.submit(self.reader.announce, ats, (high - low) * self._size)
+
+
+def in_order(leaves: Iterable[Pieces]) -> Iterator[tuple[Slot, int, Tensor]]:
+    """Every piece of every leaf with its first column. The next one is read while the caller uses this one."""
+    turns = [(leaf, turn) for leaf in leaves for turn in range(len(leaf.begins))]
+    with ThreadPoolExecutor(READERS) as readers, ThreadPoolExecutor(1) as announcer:
+        coming = turns[0][0].begun(0, readers, announcer) if turns else None
+        for (leaf, turn), after in zip_longest(turns, turns[1:]):
+            assert coming is not None
+            piece = coming.whole()
+            coming = after[0].begun(after[1], readers, announcer) if after else None
+            yield leaf.slot, leaf.begins[turn], piece
+            del piece  # its memory is used again once the caller lets it go
 
 
 @dataclass

@@ -12,7 +12,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -20,7 +20,8 @@ from torch import Tensor
 
 from fedalloy.core.errors import SpecError
 from fedalloy.engines.direct_reads import LEAST, PAGE, FileReader
-from fedalloy.engines.file_pieces import Pieces
+from fedalloy.engines.file_pieces import Pieces, in_order
+from fedalloy.engines.piece_memory import Recycled
 from fedalloy.engines.shared_memory import Layout, Slot
 
 SLAB_BYTES = 64 << 20
@@ -70,12 +71,20 @@ class MappedRows:
         The next one is read while the caller uses this one. With ``reuse`` a piece is overwritten by the one after
         the next.
         """
+        yield from ((begin, piece) for _, begin, piece in self.stream([(slot, width)], places, reuse=reuse))
+
+    def stream(
+        self, slots: Sequence[tuple[Slot, int]], places: list[int], *, reuse: bool = False
+    ) -> Iterator[tuple[Slot, int, Tensor]]:
+        """The pieces of several leaves, each with its width, one leaf after the other."""
         if hasattr(os, "preadv"):  # costs less than a fault for every page of the mapping
-            yield from Pieces(self.reader, slot, [place * self.stride for place in places], width, reuse)
+            starts, memory = [place * self.stride for place in places], Recycled()
+            yield from in_order([Pieces(self.reader, slot, starts, width, reuse, memory) for slot, width in slots])
             return
-        flat = self.bytes[:, slot.begin : slot.begin + slot.size].view(slot.dtype)
-        for begin in range(0, flat.shape[1], width):
-            yield begin, flat[torch.tensor(places, dtype=torch.int64), begin : begin + width]
+        for slot, width in slots:
+            flat = self.bytes[:, slot.begin : slot.begin + slot.size].view(slot.dtype)
+            for begin in range(0, flat.shape[1], width):
+                yield slot, begin, flat[torch.tensor(places, dtype=torch.int64), begin : begin + width]
 
 
 def slab_width(clients: int, itemsize: int, unit: int) -> int:

@@ -158,17 +158,16 @@ class MappedContributions(Contributions):
 
     def chunks(self, parts: Sequence[str]) -> Iterator[tuple[Chunk, tuple[Tensor, ...]]]:
         self.check()
-        for first in self._slots(parts[0]):
-            name = first.path[1]
-            slots = [first, *(self._slot(part, name) for part in parts[1:])]
-            width = tree.chunk_width(len(self))
-            slab = slab_width(len(self), max(slot.dtype.itemsize for slot in slots), width)
-            for pieces in zip(*(self._slabs(slot, slab) for slot in slots), strict=True):
-                begin, columns = pieces[0][0], pieces[0][1].shape[1]
-                cuts = [*range(0, columns, width), columns]
-                for low, high in pairwise(cuts):
-                    chunk = Chunk(name, slice(begin + low, begin + high))
-                    yield chunk, tuple(piece[:, low:high] for _, piece in pieces)
+        width = tree.chunk_width(len(self))
+        leaves = [[self._slot(part, first.path[1]) for part in parts] for first in self._slots(parts[0])]
+        slabs = [slab_width(len(self), max(slot.dtype.itemsize for slot in slots), width) for slots in leaves]
+        streams = [self._stream(list(zip(same, slabs, strict=True))) for same in zip(*leaves, strict=True)]
+        for pieces in zip(*streams, strict=True):
+            slot, begin, first = pieces[0]
+            cuts = [*range(0, first.shape[1], width), first.shape[1]]
+            for low, high in pairwise(cuts):
+                chunk = Chunk(slot.path[1], slice(begin + low, begin + high))
+                yield chunk, tuple(piece[:, low:high] for _, _, piece in pieces)
 
     def rows(self, part: str, ids: Tensor) -> Tree:
         """In memory up to the limit of the storage, above it views of another file."""
@@ -213,11 +212,15 @@ class MappedContributions(Contributions):
         return slot.dtype.is_floating_point and len(self) * slot.shape.numel() <= tree.SMALL
 
     def _slabs(self, slot: Slot, width: int, reuse: bool = False) -> Iterator[tuple[int, Tensor]]:
-        for begin, piece in self.kept.slabs(slot, self.places.tolist(), width, reuse=reuse):
+        yield from ((begin, piece) for _, begin, piece in self._stream([(slot, width)], reuse))
+
+    def _stream(self, slots: Sequence[tuple[Slot, int]], reuse: bool = False) -> Iterator[tuple[Slot, int, Tensor]]:
+        """Pieces of several leaves, each with its width, and with what was given instead of late rows."""
+        for slot, begin, piece in self.kept.stream(slots, self.places.tolist(), reuse=reuse):
             if self.late is not None:
                 given = self.given[slot.path[0]][slot.path[1]].to(piece).reshape(-1)
                 piece[self.late] = given[begin : begin + piece.shape[1]]
-            yield begin, piece
+            yield slot, begin, piece
 
     def _whole(self, slot: Slot) -> Tensor:
         """A small leaf of all clients, in memory."""

@@ -150,7 +150,9 @@ class Ray(Engine):
             self._connected = connect(self.address, cores, None)
             shape = WorkerShape(count or 1, self.cpus_per_worker, self.gpus_per_worker)
             self._pool = WorkerPool(shape, self._settings())
-            if count is None:
+            if self.address == LOCAL:
+                self._pool.check_room()
+            if self.workers is None:
                 self._pool.use_whole_cluster()
         if self.states is not None and not self._states_of_run().claimed:
             self.claim_states(f"a run in memory of process {os.getpid()}")

@@ -83,6 +83,11 @@ class WorkerPool:
             self._start(member)
         self._await_first()
 
+    def check_room(self) -> None:
+        """Refuse workers for which this machine will never have room, instead of waiting for others to join."""
+        if not self._capacity():
+            raise SpecError(f"engine 'ray': no worker fits into this machine; {self._needs()}")
+
     def use_whole_cluster(self) -> None:
         """As many workers as the cluster has room for now."""
         self.shape = replace(self.shape, count=max(1, self._capacity()))
