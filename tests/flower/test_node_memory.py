@@ -156,3 +156,16 @@ def test_an_answer_that_is_sent_on_is_given_up_chunk_by_chunk(monkeypatch):
     assert left[-1] == 0
     read = transfers._joining(utils.inflate_object_from_contents)(known, dict(sent))
     assert torch.equal(unpack(read.content).parts["delta"]["w"], torch.arange(12 << 20, dtype=torch.float32))
+
+
+def test_a_flower_that_keeps_chunks_elsewhere_gets_the_data(monkeypatch):
+    pytest.importorskip("flwr", reason="needs the extra 'flower'")
+    from flwr.app import Array
+    from flwr.app.message.arraychunk import ArrayChunk
+
+    from fedalloy.flower.prefork import worker
+
+    monkeypatch.setattr(Array, "slice_array", lambda self: [])
+    array = Array("uint8", (6,), "fedalloy.raw", b"")
+    worker._divide(array, [("one", ArrayChunk(memoryview(b"abc"))), ("two", ArrayChunk(memoryview(b"def")))])
+    assert array.data == b"abcdef"

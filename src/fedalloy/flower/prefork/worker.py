@@ -27,7 +27,7 @@ import fedalloy
 from fedalloy.flower.prefork import MALLOC, NotCarriedOut
 
 if TYPE_CHECKING:
-    from flwr.app import RecordDict
+    from flwr.app import Array, RecordDict
     from flwr.app.message.arraychunk import ArrayChunk
 
 SOCKET, LOCK, LOG = "worker.sock", "worker.lock", "node.log"
@@ -189,13 +189,20 @@ def receive_frame(link: socket.socket, most: float = math.inf) -> tuple[dict[str
     for part, name, dtype, shape, stype, size in head["arrays"]:
         array = Array(dtype=dtype, shape=tuple(shape), stype=stype, data=b"")
         if size > most:
-            vars(array)["_chunks"] = list(_chunks(link, size))
+            _divide(array, list(_chunks(link, size)))
         else:
             setattr(array, "data", _received(link, size))  # noqa: B010 (any buffer will do, and this one is not copied)
         records.setdefault(part, ArrayRecord())[name] = array
     for part, record in records.items():
         content[part] = record
     return head["said"], content
+
+
+def _divide(array: Array, chunks: list[tuple[str, ArrayChunk]]) -> None:
+    """Give an array its chunks where Flower keeps them; to a Flower that looks for them elsewhere, the data."""
+    vars(array)["_chunks"] = chunks
+    if array.slice_array() is not chunks:
+        array.data = b"".join(chunk.data for _, chunk in chunks)
 
 
 def _chunks(link: socket.socket, size: int) -> Iterator[tuple[str, ArrayChunk]]:
