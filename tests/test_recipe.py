@@ -32,6 +32,8 @@ RECIPES = Path(__file__).resolve().parents[1] / "recipes"
     [
         ({"runn": {}}, "runn: unknown key; did you mean 'run'?"),
         ({"run": {"ronds": 3}}, "run.ronds: unknown key; did you mean 'rounds'?"),
+        ({"task": {"clients": 3}}, "task.clients: unknown key; it belongs to [partition] or [evaluate]; allowed"),
+        ({"rounds": 3}, "rounds: unknown key; it belongs to [run]"),
         ({"run": {"rounds": "ten"}}, "run.rounds: got 'ten'; should be a whole number"),
         ({"run": {"rounds": 2.5}}, "run.rounds: got 2.5"),
         ({"run": {"rounds": 0}}, "run.rounds: got 0; should be greater than or equal to 1"),

@@ -84,6 +84,13 @@ def _import(module: str, source: str) -> None:
     import_own(module, f"{source}: imports: '{module}'", SpecError)
 
 
+def _elsewhere(key: str) -> str:
+    """The tables that have a key which another one does not know."""
+    kinds = {name: one.annotation for name, one in Recipe.model_fields.items()}
+    homes = [name for name, kind in kinds.items() if key in getattr(kind, "model_fields", ())]
+    return f"it belongs to {' or '.join(f'[{name}]' for name in homes)}; " if homes else ""
+
+
 def _sentences(problems: list[dict[str, Any]], data: Mapping[str, Any]) -> Iterator[str]:
     """One sentence per field; the alternatives of a union are combined."""
     wanted: dict[str, list[str]] = {}
@@ -94,7 +101,7 @@ def _sentences(problems: list[dict[str, Any]], data: Mapping[str, Any]) -> Itera
         if problem["type"] == "extra_forbidden" and len(rest) <= 1:
             key = str(rest[0]) if rest else str(path[-1])
             place = ".".join(map(str, [*path, *rest]))
-            yield f"{place}: unknown key; {nearest(key, model.model_fields)}"
+            yield f"{place}: unknown key; {_elsewhere(key)}{nearest(key, model.model_fields)}"
         elif problem["type"] == "missing" and len(rest) <= 1:
             yield f"{where}: the key '{rest[0] if rest else path[-1]}' is missing"
         else:
