@@ -530,6 +530,21 @@ def test_an_address_at_which_nobody_listens_is_told_at_once(address, monkeypatch
         play(Ray(address, workers=1), algorithms.fedavg(), small_task())
 
 
+def test_auto_takes_no_cluster_that_only_happens_to_run_here(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    asked: list[Any] = []
+    fake = SimpleNamespace(is_initialized=lambda: False, init=lambda **given: asked.append(given["address"]))
+    monkeypatch.setattr(ray_session, "load_ray", lambda: fake)
+    with pytest.raises(ray_session.ClusterError, match=r"ray start has noted no cluster here"):
+        ray_session.connect("auto", 1, None)
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("192.0.2.1:6379\n")
+    monkeypatch.setattr(ray_session, "_check_open", lambda address: None)
+    ray_session.connect("auto", 1, None)
+    assert asked == ["192.0.2.1:6379"]
+
+
 @pytest.mark.parametrize("fault", ["store", "death"])
 def test_a_machine_that_is_lost_with_several_workers_is_no_fault_of_a_block(monkeypatch, fault):
     """Three workers of a machine fall one after another; the fourth, elsewhere, runs what they were given."""

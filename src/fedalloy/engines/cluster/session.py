@@ -56,12 +56,14 @@ def connect(address: str, cores: float | None, gpus: float | None) -> bool:
     if ray.is_initialized():
         _check_same(ray, address)
         return False
-    given: dict[str, Any] = {"address": place or address}
+    given: dict[str, Any] = {"address": place}
     if address == LOCAL:
         given |= {"num_cpus": cores, "num_gpus": gpus, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     try:
-        if place not in (None, LOCAL):
-            _check_open(str(place))
+        if place is None:  # Ray would take any cluster that it sees on this machine, also somebody else's
+            raise ValueError("ray start has noted no cluster here, and RAY_ADDRESS is not set")
+        if place != LOCAL:
+            _check_open(place)
         with _own_handlers():
             ray.init(log_to_driver=False, logging_level="ERROR", configure_logging=False, **given)
     except (OSError, RuntimeError, ValueError) as error:
