@@ -255,7 +255,6 @@ def fit(
     """
     _check_order(algorithm, task)
     _check_given(folder, callbacks, track, watcher)
-    callbacks = _with_folder(list(callbacks), folder)
     chosen = as_algorithm(algorithm)
     _check_whose(settings, chosen)
     config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task, resume))
@@ -265,8 +264,8 @@ def fit(
     with put_off(keep=in_notebook()) as caught:
         ending, recorder = run(
             chosen, task, config, folder=folder, resume=resume, recipe=recipe, watcher=watcher, initial=initial,
-            track=track, callbacks=[*callbacks, *bars], caught=caught, start_over=start_over,
-            allow_engine_change=allow_engine_change,
+            track=track, callbacks=[*_with_folder(list(callbacks), folder), *bars], caught=caught,
+            start_over=start_over, allow_engine_change=allow_engine_change,
         )  # fmt: skip
     return RunResult(ending, recorder, Path(folder) if folder is not None else None, name_of(recipe))
 
