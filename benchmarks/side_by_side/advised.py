@@ -59,7 +59,7 @@ def _command(place: Path, asked: dict[str, Any]) -> str:
     seeds = [f"--set run.{name}={json.dumps(run[name], separators=(',', ':'))}" for name in ("seeds", "tuning_seeds")]
     budget = [f"--minutes {asked['minutes']:g}", *([f"--most {asked['most']}"] if asked["most"] != METHODS else [])]
     without = [f"--without {name}" for name in asked["without"]]
-    return " ".join(["fedalloy advise", recipe, *seeds, *budget, *without, "-o", str(place)])
+    return " ".join(["fedalloy advise", recipe, *seeds, *budget, *without, "-o", f"runs/advise/{place.name}"])
 
 
 def answers(folder: Path) -> list[Answer]:
