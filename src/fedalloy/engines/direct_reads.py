@@ -17,6 +17,8 @@ from typing import cast
 
 PAGE = 4096
 """Direct reads begin and end at a multiple of this, in the file and in memory."""
+HERE = hasattr(os, "preadv")
+"""Whether this system can read into given memory at all; elsewhere rows are copied from their mapping."""
 LEAST = 1 << 16
 """Shorter reads go through the page cache, which reads ahead."""
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
@@ -78,7 +80,7 @@ def _opened(file: int) -> int | None:
     if not hasattr(os, "O_DIRECT"):
         return None
     with suppress(OSError):
-        return os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+        return os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_DIRECT)
     return None
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.errors import SpecError
+from fedalloy.engines import direct_reads
 from fedalloy.engines.direct_reads import LEAST, PAGE, FileReader
 from fedalloy.engines.file_pieces import Pieces, in_order
 from fedalloy.engines.piece_memory import Recycled
@@ -77,7 +78,7 @@ class MappedRows:
         self, slots: Sequence[tuple[Slot, int]], places: list[int], *, reuse: bool = False
     ) -> Iterator[tuple[Slot, int, Tensor]]:
         """The pieces of several leaves, each with its width, one leaf after the other."""
-        if hasattr(os, "preadv"):  # costs less than a fault for every page of the mapping
+        if direct_reads.HERE:  # costs less than a fault for every page of the mapping
             starts, memory = [place * self.stride for place in places], Recycled()
             yield from in_order([Pieces(self.reader, slot, starts, width, reuse, memory) for slot, width in slots])
             return
