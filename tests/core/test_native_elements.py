@@ -45,6 +45,16 @@ def says_the_same(values: Tensor, weights: Tensor) -> bool:
     return same and torch.allclose(totals, values.sum(1, dtype=torch.float64), rtol=1e-12, atol=1e-9)
 
 
+@pytest.mark.parametrize("default", [torch.float64, torch.float16])
+def test_another_default_dtype_changes_nothing(default):
+    values, weights = table(9, 40), Key.of(1).uniform(9, 40)
+    torch.set_default_dtype(default)
+    try:
+        assert says_the_same(values, weights)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_what_is_not_a_number_is_treated_as_by_torch():
     values = table(9, 40)
     values[2, :7] = torch.nan
