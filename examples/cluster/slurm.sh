@@ -18,6 +18,7 @@ recipe=${1:?usage: sbatch slurm.sh RECIPE [OPTIONS of fedalloy run]}
 shift
 export RAY_USAGE_STATS_ENABLED=0 RAY_worker_niceness=0
 cpus=${SLURM_CPUS_PER_TASK:-1}
+export SRUN_CPUS_PER_TASK=$cpus # since SLURM 22.05 srun gives its steps one core unless it is told
 gpus=${SLURM_GPUS_ON_NODE:-0}
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 

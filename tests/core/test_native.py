@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedalloy.core import statistics, tree
+from fedalloy.core.elements import combine_elements
 from fedalloy.core.keys import Key
 from fedalloy.core.native import draws, library, numbers, tracing
 from fedalloy.core.statistics import STATISTICS, SizeLimits
+from fedalloy.core.types import Cohort, Context, Tree
+from fedalloy.methods.weightings.robust import TrimmedMean
 from tests.engines.kernels import compiled, needs_compiler
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the kernels are not compiled in this installation")
@@ -202,6 +205,23 @@ def test_weighted_sums_do_not_depend_on_the_default_dtype():
     torch.set_default_dtype(torch.float64)
     try:
         found = tree.combine({"w": rows}, weights)["w"]
+    finally:
+        torch.set_default_dtype(before)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+
+
+def test_weights_on_elements_do_not_depend_on_the_default_dtype():
+    cohort = Cohort(torch.arange(20), {"delta": {"w": Key.of(1).normal(20, 600)}})
+
+    def trimmed() -> Tree:
+        round = TrimmedMean(0.2).open(cohort, {}, Context(1, 20, Key.of(2)))
+        return combine_elements(round, cohort, "delta", ("delta",))[1]["delta"]
+
+    expected, before = trimmed()["w"], torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = trimmed()["w"]
     finally:
         torch.set_default_dtype(before)
     assert found.dtype == torch.float32

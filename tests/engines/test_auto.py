@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import weakref
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +17,12 @@ from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import Engine, Outcome
 from fedalloy.engines import auto
 from fedalloy.engines.auto import Auto, Candidate, expected
+from fedalloy.engines.batched import Batched
 from fedalloy.engines.freed_memory import keep_freed_memory
 from fedalloy.engines.loop import Loop
+from fedalloy.engines.out_of_core import StorageLimit
+from fedalloy.engines.processes import forks
+from fedalloy.engines.workers import Workers
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.fit import fit
 from fedalloy.experiment.machinery import make_engine
@@ -152,12 +158,51 @@ def test_the_expected_engine_stays_unless_a_rival_is_much_faster(trial, seconds,
     assert chosen.choice["engine"] == f"engine {winner}"
     assert list(chosen.choice["measured_seconds"].values()) == [pytest.approx(one) for one in seconds]
     assert outcome is engines[winner].outcome
-    assert [engine.closed for engine in engines] == [int(place != winner) for place in range(len(engines))]
+    # A winner that was not the first one begins again, with processes that hold nothing of the others.
+    assert [engine.closed for engine in engines] == [int(place > 0 or winner > 0) for place in range(len(engines))]
     before = [engine.calls for engine in engines]
     play(chosen, FEDAVG, task, round=2)
     assert [engine.calls - calls for engine, calls in zip(engines, before, strict=True)] == [
         int(place == winner) for place in range(len(engines))
     ]
+
+
+def test_contributions_of_a_trial_that_nobody_needs_are_let_go(trial):
+    """They may be as large as a disk: at most those of the best engine are there when another one begins."""
+    made: list[weakref.ref[Any]] = []
+
+    class Watched(Fake):
+        def __call__(self, *given):
+            assert sum(one() is not None for one in made) <= 1
+            found = super().__call__(*given)
+            self.outcome = None
+            made.append(weakref.ref(found))
+            return found
+
+    play(trial(Watched(1.0), Watched(0.1), Watched(5.0), Watched(0.01)), FEDAVG, small_task())
+    assert len(made) == 7
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists() or not forks(), reason="needs Linux")
+def test_processes_of_the_winner_keep_no_contributions_of_other_trials(tmp_path, monkeypatch):
+    """Their file has no name, so its space would not be free before the last process that has it ends."""
+    candidates = [FakeCandidate(str(one), 1, engine=one) for one in (Batched(), Workers(2))]
+    monkeypatch.setattr(auto, "expected", lambda *_: candidates)
+    monkeypatch.setattr(auto, "MUCH_FASTER", 0.0)
+    chosen, task = Auto(), small_task()
+    chosen.keep_contributions(StorageLimit(0.0, tmp_path))
+    try:
+        for round in (1, 2):
+            found = play(chosen, FEDAVG, task, round=round)
+            assert found.cohort.combine("delta", torch.ones(5, dtype=torch.float64))
+            del found
+        assert isinstance(chosen._engine, Workers)
+        assert chosen._engine._crew is not None
+        for member in chosen._engine._crew.members:
+            maps = Path(f"/proc/{member.process.pid}/maps").read_text()
+            assert len({line.split()[4] for line in maps.splitlines() if str(tmp_path) in line}) == 1
+    finally:
+        chosen.close()
 
 
 def test_short_rounds_get_a_second_look_because_the_first_pays_for_starting_up(trial):

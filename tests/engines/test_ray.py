@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,6 +219,13 @@ def test_a_task_that_cannot_be_loaded_is_refused_at_once(error, monkeypatch):
     assert fake.started == 2
 
 
+def test_a_task_that_cannot_be_sent_is_refused_with_the_reason(ray):
+    task = small_task()
+    object.__setattr__(task.objective, "lock", threading.Lock())
+    with pytest.raises(SpecError, match=r"engine 'ray': the task cannot be sent to workers \(TypeError: .*lock.*open"):
+        play(Ray(workers=1), ALGORITHM, task)
+
+
 def test_workers_for_which_this_machine_has_no_room_are_refused_at_once(monkeypatch):
     fake = without_ray(monkeypatch)
     with pytest.raises(SpecError, match=r"no worker fits .* 1 CPUs and 1 GPUs each, the cluster has 8 CPUs and 0 GPUs"):
@@ -337,7 +346,7 @@ def test_a_state_is_read_as_it_was_written(tmp_path):
 def test_a_folder_belongs_to_one_run(tmp_path):
     OwnedStates(StateFiles(tmp_path / "a")).claim("runs/one")
     OwnedStates(StateFiles(tmp_path / "a")).claim("runs/one")
-    with pytest.raises(SpecError, match=r"holds the states of another run \(runs/one\)"):
+    with pytest.raises(SpecError, match=r"holds the states of another run \(runs/one; this one is runs/two\)"):
         OwnedStates(StateFiles(tmp_path / "a")).claim("runs/two")
     (tmp_path / "a" / "run.json").write_text("")  # as another run leaves it that is killed while it begins
     with pytest.raises(SpecError, match=r"run.json cannot be read: remove it if no run uses the folder"):
@@ -385,6 +394,30 @@ def test_two_runs_of_one_process_do_not_share_a_folder(tmp_path, ray):
         fedalloy.fit("scaffold", task, rounds=2, seed=1, engine="ray", engine_options=options)
     after = {str(client): state for client, state in first.trained.states(torch.arange(2)).items()}
     assert list(differences(before, after)) == []
+
+
+def test_a_run_in_a_folder_of_the_same_name_elsewhere_is_another_run(tmp_path, ray):
+    """Two machines with run folders of their own, at the same place, and one folder of states."""
+    task, options = small_task(), {"workers": 1, "states": str(tmp_path / "states")}
+    given: dict[str, Any] = {"rounds": 2, "engine": "ray", "engine_options": options, "folder": tmp_path / "run"}
+    fedalloy.fit("scaffold", task, **given)
+    (tmp_path / "run").rename(tmp_path / "on the other machine")
+    with pytest.raises(SpecError, match=r"of another run \(.*run, begun as \w+; this one is .*If that run is gone"):
+        fedalloy.fit("scaffold", task, **given)
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "on the other machine").rename(tmp_path / "run")
+    fedalloy.fit("scaffold", task, **{**given, "rounds": 3}, resume=True)
+
+
+def test_a_run_that_an_earlier_version_began_keeps_its_folder_of_states(tmp_path, ray):
+    task, options = small_task(), {"workers": 1, "states": str(tmp_path / "states")}
+    given: dict[str, Any] = {"engine": "ray", "engine_options": options, "folder": tmp_path / "run"}
+    fedalloy.fit("scaffold", task, rounds=2, **given)
+    for place, entry in (("run/environment.json", "run_id"), ("states/run.json", "run")):
+        told = json.loads((tmp_path / place).read_text())
+        told[entry] = str(tmp_path / "run") if entry == "run" else None
+        (tmp_path / place).write_text(json.dumps(told))
+    fedalloy.fit("scaffold", task, rounds=3, **given, resume=True)
 
 
 @settings(max_examples=20)
@@ -543,6 +576,23 @@ def test_auto_takes_no_cluster_that_only_happens_to_run_here(tmp_path, monkeypat
     monkeypatch.setattr(ray_session, "_check_open", lambda address: None)
     ray_session.connect("auto", 1, None)
     assert asked == ["192.0.2.1:6379"]
+
+
+def test_auto_finds_the_note_where_ray_puts_it(tmp_path, monkeypatch):
+    """Below TMPDIR, which batch jobs set; RAY_TMPDIR comes first, and RAY_ADDRESS = auto says nothing."""
+    rays = pytest.importorskip("ray._common.utils", reason="this Ray has it elsewhere")
+    for name in ("RAY_ADDRESS", "RAY_TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    for number, name in enumerate(("TMPDIR", "RAY_TMPDIR")):
+        monkeypatch.setenv(name, str(tmp_path / name))
+        (tmp_path / name / "ray").mkdir(parents=True)
+        assert rays.get_default_ray_temp_dir() == str(tmp_path / name / "ray")
+        (tmp_path / name / "ray" / "ray_current_cluster").write_text(f"192.0.2.{number}:6379\n")
+        for said in ("", "auto"):
+            monkeypatch.setenv("RAY_ADDRESS", said)
+            assert ray_session.known_address() == f"192.0.2.{number}:6379"
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.9:6379")
+    assert ray_session.known_address() == "192.0.2.9:6379"
 
 
 @pytest.mark.parametrize("fault", ["store", "death"])

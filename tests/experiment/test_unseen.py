@@ -9,9 +9,11 @@ import torch
 from torch.func import grad
 
 from fedalloy import algorithms
-from fedalloy.core.errors import SpecError
+from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.experiment.fit import fit
-from fedalloy.experiment.recipe import parse, reopen, resolve
+from fedalloy.experiment.recipe import parse, reopen, reopening, resolve
+from fedalloy.experiment.records.folder import RunFolder
+from fedalloy.experiment.records.store import read_store
 from fedalloy.experiment.unseen import adapt, evaluate_unseen
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.evaluation import evaluate_clients
@@ -116,3 +118,20 @@ def test_a_run_folder_is_enough(tmp_path):
     found, expected = (evaluate_unseen(one, steps=(0, 3)) for one in (trained, ending.trained))
     assert json.dumps(found.to_json()) == json.dumps(expected.to_json())
     assert sorted(path.name for path in (tmp_path / "run" / "clients").iterdir()) == files
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize("error", [FileNotFoundError("0000001.index"), CheckpointError("states are missing")])
+def test_a_run_that_goes_on_while_it_is_opened_is_looked_at_again(tmp_path, monkeypatch, error, goes_on):
+    """It may rewrite states between two looks; in a folder that nobody writes the same is damage."""
+    resolve(parse(RECIPE)).run(tmp_path / "run")
+    left = [error] * 3
+
+    def read(*given):
+        if left:
+            raise left.pop()
+        return read_store(*given)
+
+    monkeypatch.setattr(reopening, "read_store", read)
+    with RunFolder(tmp_path / "run").lock() if goes_on else pytest.raises(type(error)):
+        assert reopen(tmp_path / "run").round == 2

@@ -221,7 +221,8 @@ class Contributions(ABC):
         found = {name: wide(torch.zeros(len(self), device=leaf.device)) for name, leaf in other.items()}
         for chunk, (columns,) in self.chunks((part,)):
             flat = other[chunk.leaf].reshape(-1)[chunk.columns]
-            found[chunk.leaf] = found[chunk.leaf] + wide(columns) @ wide(flat)
+            # Laid out alike wherever the rows are kept: products may add up in another order otherwise.
+            found[chunk.leaf] = found[chunk.leaf] + wide(columns).contiguous() @ wide(flat)
         return {name: values.cpu().double() for name, values in found.items()}
 
 

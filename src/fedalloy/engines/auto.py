@@ -126,10 +126,13 @@ class Auto(Engine):
                 torch.set_num_threads(run.candidate.threads)
                 run.outcome, run.seconds = _timed(run.engine, algorithm, task, shared, states, work, ctx)
                 best = run if run.seconds * MUCH_FASTER < best.seconds else best
+                for other in runs:  # contributions that nobody needs may fill memory or a disk
+                    other.outcome = other.outcome if other is best else None
             self._choose(best.candidate, best.engine)
         finally:
+            # A process that was forked meanwhile would keep the contributions of the trials before as long as it lives.
             for run in runs:
-                if run.engine is not self._engine:
+                if run.engine is not self._engine or run is not runs[0]:
                     _close(run.engine)
         measured = {f"{run.candidate.name} x{run.candidate.threads}": round(run.seconds, 6) for run in runs}
         self.choice = {"engine": best.candidate.name, "threads": best.candidate.threads, "measured_seconds": measured}
@@ -181,6 +184,7 @@ def _timed(engine: Engine, *call: Any) -> tuple[Outcome, float]:
     outcome = engine(*call)
     seconds = time.perf_counter() - begin
     if seconds < SECOND_LOOK_SECONDS:
+        del outcome
         begin = time.perf_counter()
         outcome = engine(*call)
         seconds = min(seconds, time.perf_counter() - begin)

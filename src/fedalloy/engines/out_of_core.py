@@ -230,6 +230,8 @@ class MappedContributions(Contributions):
     def _combine_leaf(self, slot: Slot, weights: Weights) -> Tensor:
         """Weights of clients are applied piece by piece; a weight for every sample or element needs the whole leaf."""
         name, row = slot.path[1], len(self) * slot.dtype.itemsize
+        if not slot.shape:  # single numbers are added in another way than columns of a matrix
+            return tree.combine({name: self._whole(slot)}, weights)[name]
         # Sums are cut at the same columns as in memory, for very many clients at a fraction of them.
         width = slab_width(len(self), slot.dtype.itemsize, tree.COLUMNS if row * tree.COLUMNS <= MOST_BYTES else _FEW)
         if (weights if isinstance(weights, Tensor) else weights[name]).dim() > 1 or not slot.size:

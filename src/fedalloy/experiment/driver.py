@@ -26,11 +26,11 @@ from fedalloy.experiment.interrupt import Caught, StopFlag, stop_when_asked
 from fedalloy.experiment.lengthening import LAST, check_last, due, kept, reopen_last, tidy_snapshots
 from fedalloy.experiment.machinery import Threads, closing, peak_memory, profiled
 from fedalloy.experiment.observing import Seen, keep_snapshot, observe
-from fedalloy.experiment.opening import Agreement, ClaimedRun, Consent, agree, open_folder
+from fedalloy.experiment.opening import RUN_ID, Agreement, ClaimedRun, Consent, agree, open_folder
 from fedalloy.experiment.placement import on_device, told_about_float64
 from fedalloy.experiment.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
 from fedalloy.experiment.records.folder import RunFolder, RunState
-from fedalloy.experiment.records.reading import name_of
+from fedalloy.experiment.records.reading import name_of, read_json
 from fedalloy.experiment.records.store import open_store
 from fedalloy.experiment.round import Federation, RoundResult, Stopwatch, known_sizes, run_round
 from fedalloy.experiment.sizes import KnownSizes
@@ -191,10 +191,17 @@ def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) ->
         one = fed.algorithm.init_client(state["shared"], fed.root, fed.task.objective.init)
     place = folder.clients if folder else None
     if fed.engine.clients_keep_states:
-        # A name of its own: two runs of one process must not share a folder either.
-        memory = f"a run in memory, {uuid.uuid4().hex[:12]}, of process {os.getpid()}"
-        fed.engine.claim_states(str(folder.path.resolve()) if folder else memory)
+        fed.engine.claim_states(_name_of_its_own(folder))
     return open_store(one, fed.task.population, config.client_memory_mb, place, config.device)
+
+
+def _name_of_its_own(folder: RunFolder | None) -> str:
+    """A name that no other run has: neither another one of this process, nor one in a folder of the same name on
+    another machine."""
+    if folder is None:
+        return f"a run in memory, {uuid.uuid4().hex[:12]}, of process {os.getpid()}"
+    begun = (read_json(folder.path / "environment.json") or {}).get(RUN_ID)  # earlier versions noted none
+    return f"{folder.path.resolve()}{f', begun as {begun}' if begun else ''}"
 
 
 def _restore(session: Session, folder: RunFolder, agreed: Agreement, start_over: bool) -> None:

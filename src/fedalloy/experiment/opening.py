@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import uuid
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from fedalloy.experiment.records.reading import GIVEN, tables_of
 
 CHANGES = "engine_changes"
 """The entry of ``identity.json`` with the rounds after which a run continued with another engine."""
+RUN_ID = "run_id"
+"""The entry of ``environment.json`` that no other run has, not even one in a folder of the same name elsewhere."""
 Recipe = Mapping[str, Any]
 
 
@@ -79,6 +82,7 @@ def open_folder(
         notices = (*notices, told)
     described = describe(config.device) | ({"threads": config.threads} if config.threads else {})
     described |= {"notices": list(notices)} if notices else {}
+    described |= {RUN_ID: uuid.uuid4().hex[:12]}
     described |= {"higher_is_better": config.directions} | ({"parquet_from": least} if least else {})
     return RunFolder.create(folder, claim.recipe, described, _manifest(task), claim.identity)
 

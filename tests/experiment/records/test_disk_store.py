@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedalloy.core.errors import CheckpointError
@@ -134,6 +134,39 @@ def test_replaced_states_do_not_pile_up(place: Path, monkeypatch: pytest.MonkeyP
     assert len(again) == 40
 
 
+@pytest.mark.parametrize("every", [1, 3])
+def test_replaced_states_do_not_pile_up_where_everybody_takes_part(
+    place: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """Every client has a newer state than any checkpoint, so that none is as it was at the oldest of them."""
+    monkeypatch.setattr(disk_store, "SEGMENT_BYTES", 2000)
+    monkeypatch.setattr(atomic, "sync", lambda path: None)
+    one, copied = len(encode(state(1.0))), list[int]()
+    monkeypatch.setattr(
+        DiskStore, "_copy", watched(DiskStore._copy, lambda _, __, wanted, ___: copied.append(len(wanted)))
+    )
+    store, kept = DiskStore(place), dict[int, tuple[Kept, dict[int, float]]]()
+    for round in range(1, 60):
+        store.put(round, {client: state(round) for client in range(round % 2, 12)})
+        if round % every == 0:
+            kept[round] = store.commit(round), values(store, range(12))
+            size = sum(len(content) for name, content in contents(place).items() if name.endswith(".states"))
+            assert size < (2 + 2 * every) * 12 * one + 3 * 2000, "three checkpoints, and what came since"
+            for told, truth in [*kept.values()][-3:]:
+                assert values(read_store(told, place), range(12)) == truth
+    assert sum(copied) < 59 * 12 / 4, "what is still needed is not copied again and again"
+
+
+def watched(real: Any, look: Any) -> Any:
+    """A function that is looked at."""
+
+    def call(*given: Any) -> Any:
+        look(*given)
+        return real(*given)
+
+    return call
+
+
 def test_a_commit_costs_the_cohort_and_not_the_population(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
     real = segments._write_at
@@ -217,6 +250,18 @@ def test_looking_removes_nothing(place: Path) -> None:
     before = contents(place)
     assert values(read_store(kept, place)) == {0: 1.0}
     assert contents(place) == before
+
+
+def test_states_that_a_running_run_has_rewritten_are_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_store, "SEGMENT_BYTES", 1)
+    store = DiskStore(place)
+    store.put(1, {0: state(1.0)})
+    reader = read_store(store.commit(1), place)
+    for round in (2, 3, 4, 5):
+        store.put(round, {0: state(round)})
+        store.commit(round)
+    with pytest.raises(CheckpointError, match=r"0000001.states is gone: if its run goes on, .* open the run again"):
+        reader.get([0])
 
 
 @settings(max_examples=40, deadline=None)
@@ -304,10 +349,13 @@ ROUND = st.tuples(st.just("round"), st.sets(st.integers(0, 4), max_size=3))
 STEPS = st.lists(st.one_of(ROUND, ROUND, st.just(("commit", None)), st.sampled_from([("crash", 1), ("crash", 2)])))
 
 
-@settings(max_examples=60)
-@given(steps=STEPS)
-def test_any_history_of_rounds_commits_and_crashes(tmp_path_factory: pytest.TempPathFactory, steps: list) -> None:
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS, size=st.sampled_from([1, 300, 900, 64 << 20]))
+def test_any_history_of_rounds_commits_and_crashes(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, steps: list, size: int
+) -> None:
     """Against a dict; a crash goes back to the last checkpoint, or to the one before if that is still there."""
+    monkeypatch.setattr(disk_store, "SEGMENT_BYTES", size)
     place = tmp_path_factory.mktemp("history") / "clients"
     store, round = DiskStore(place), 0
     truth: dict[int, float] = {}
@@ -326,7 +374,7 @@ def test_any_history_of_rounds_commits_and_crashes(tmp_path_factory: pytest.Temp
             round, kept, truth = saved[-1][0], saved[-1][1], dict(saved[-1][2])
             store.restore(round, kept)
         assert values(store, range(5)) == truth
-        assert len(files(place)) <= 5 * 5
+        assert size < 64 << 20 or len(files(place)) <= 5 * 5
 
 
 class Crash(BaseException):

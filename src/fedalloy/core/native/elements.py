@@ -16,8 +16,8 @@ def between(values: Tensor, low: Tensor, high: Tensor, kept: int) -> tuple[Tenso
     """Weight ``1 / kept`` for the values of each column from ``low`` to ``high``, and how many these are."""
     if _LIBRARY is None or tracing() or not all(map(_able, (values, low[None], high[None]))):
         return None
-    weights = torch.empty(values.shape, dtype=values.dtype)
-    inside = torch.empty(values.shape[1], dtype=torch.int32)
+    # Never torch.empty, whose dtype and device are the user's defaults.
+    weights, inside = values.new_empty(values.shape), values.new_empty(values.shape[1], dtype=torch.int32)
     _LIBRARY.between(
         values.data_ptr(), *values.shape, values.stride(0), low.data_ptr(), high.data_ptr(), 1.0 / kept,
         weights.data_ptr(), inside.data_ptr(),
@@ -29,7 +29,7 @@ def weighed(values: Tensor, weights: Tensor) -> Tensor | None:
     """``(values * weights).sum(0)``, added in float64."""
     if _LIBRARY is None or tracing() or values.shape != weights.shape or not (_able(values) and _able(weights)):
         return None
-    out = values.new_empty(values.shape[1])  # not torch.empty, whose dtype is the user's default
+    out = values.new_empty(values.shape[1])
     strides = values.stride(0), weights.stride(0)
     _LIBRARY.weighed(values.data_ptr(), weights.data_ptr(), *values.shape, *strides, out.data_ptr())
     return out
@@ -39,7 +39,7 @@ def row_sums(rows: Tensor) -> Tensor | None:
     """``rows.sum(1)``, added in float64."""
     if _LIBRARY is None or tracing() or not _able(rows):
         return None
-    totals = torch.empty(len(rows), dtype=torch.float64)
+    totals = rows.new_empty(len(rows), dtype=torch.float64)
     _LIBRARY.row_sums(rows.data_ptr(), *rows.shape, rows.stride(0), totals.data_ptr())
     return totals
 

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedalloy.core.errors import SpecError
+
 _WITHOUT_ARRAYS = {torch.bfloat16: torch.int16}
 """Dtypes that numpy does not have, with one of the same size that it has."""
 
@@ -42,6 +44,17 @@ def pack(value: Any) -> Packed:
     Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
     arrays = [np.frombuffer(raw, np.uint8) if (raw := one.raw()).nbytes else b"" for one in buffers]
     return Packed(stream.getvalue(), arrays)
+
+
+def pack_task(algorithm: Any, task: Any) -> Packed:
+    """Algorithm and task as they are sent to workers; refused if they cannot be sent."""
+    try:
+        return pack((algorithm, task))
+    except Exception as error:  # of whatever kind: classes say themselves how they are pickled
+        raise SpecError(
+            f"engine 'ray': the task cannot be sent to workers ({type(error).__name__}: {error}): open files, locks "
+            "and connections cannot; open them where they are used, or leave them out in __getstate__"
+        ) from error
 
 
 def unpack(packed: Packed) -> Any:

@@ -22,7 +22,7 @@ from fedalloy.core.protocols import Shared, Task
 from fedalloy.core.types import Context, State, Tree, Weights, Work
 from fedalloy.engines.cluster.losses import TRIES, Blame, blame, is_to_blame, may_take, reason
 from fedalloy.engines.cluster.orders import BlockOrder, PoolWorker, RoundOrders, WorkerShape
-from fedalloy.engines.cluster.packing import pack, unpack
+from fedalloy.engines.cluster.packing import pack, pack_task, unpack
 from fedalloy.engines.cluster.session import ClusterError, load_ray
 from fedalloy.engines.cluster.states import StateFiles
 from fedalloy.engines.cluster.worker import (
@@ -75,7 +75,7 @@ class WorkerPool:
             return
         files = StateFiles(Path(self.settings.states)) if self.settings.states else None
         self._own_identity, self.now = identity_of(task, files), None
-        self._task_reference = self.ray.put(pack((algorithm, task)))
+        self._task_reference = self.ray.put(pack_task(algorithm, task))
         here = [*self.members, *self._starting.values()]
         self.members, self._starting = [], {}
         self.algorithm, self.task = algorithm, task

@@ -75,12 +75,26 @@ def connect(address: str, cores: float | None, gpus: float | None) -> bool:
 
 
 def known_address() -> str | None:
-    """The cluster that this machine belongs to, as ``ray start`` has noted it; None if there is no note."""
-    note = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    """The cluster that this machine belongs to, as ``RAY_ADDRESS`` says or ``ray start`` has noted it; None if neither
+    does."""
+    told = os.environ.get("RAY_ADDRESS", "").strip()
+    if told not in ("", AUTO):
+        return told
+    return next((found for place in _noted_below() if (found := _note_in(place))), None)
+
+
+def _noted_below() -> list[str]:
+    """Where ``ray start`` puts its note: clusters of batch jobs often set TMPDIR, maybe not when Ray was started."""
+    if (own := os.environ.get("RAY_TMPDIR")) is not None:
+        return [own]
+    return [*([os.environ["TMPDIR"]] if "TMPDIR" in os.environ else []), "/tmp"]
+
+
+def _note_in(place: str) -> str:
     try:
-        return os.environ.get("RAY_ADDRESS") or note.read_text().strip() or None
+        return (Path(place) / "ray" / "ray_current_cluster").read_text().strip()
     except OSError:
-        return None
+        return ""
 
 
 def _check_open(address: str) -> None:

@@ -112,8 +112,9 @@ class OwnedStates:
         found = _run_of(owner)
         if found != run:
             raise SpecError(
-                f"engine 'ray': the folder states = '{folder}' holds the states of another run ({found}): give "
-                f"every run its own; if that run was moved, write its new place into {owner.name}"
+                f"engine 'ray': the folder states = '{folder}' holds the states of another run ({found}; this one is "
+                f"{run}): give every run its own. If that run is gone, empty the folder; if it is this one and was "
+                f"moved, write its new place into {owner.name}"
             )
         for left in folder.glob(f"*/*{_PART}"):  # of workers that were killed while they wrote
             left.unlink(missing_ok=True)

@@ -20,7 +20,8 @@ import shutil
 import tempfile
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ _HELD = KEPT + 1
 _MOST_DEAD = 0.5
 _ENTRY = np.dtype([*((name, ROW[name]) for name in ROW.names or ()), ("segment", "<i8")])
 _IMPORTED_AT_ONCE = 1000
+Pairs = np.ndarray[Any, np.dtype[np.uint64]]
 _OTHER_KIND = "this run keeps the states of its clients in memory: resume it with the client_memory_mb it began with"
 
 
@@ -68,6 +70,7 @@ class DiskStore:
         self._dead: dict[int, int] = defaultdict(int)
         self._unsynced: set[int] = set()
         self._held: list[int] = []
+        self._needed: dict[int, list[Pairs]] = {}  # what was replaced after a checkpoint, which needs it
         self._count = self._sum = self._written = 0
         self._open: int | None = None
 
@@ -82,9 +85,18 @@ class DiskStore:
         found: dict[int, State] = {}
         for number in np.unique(rows["segment"]).tolist():
             some = rows[rows["segment"] == number]
-            for client, _, content in self._segments[number].read(some[list(ROW.names or ())]):
+            for client, _, content in self._read(self._segments[number], some[list(ROW.names or ())]):
                 found[client] = self._decoded(client, content, self._segments[number])
         return {client: found[client] for client in ids if client in found}
+
+    def _read(self, segment: Segment, table: Table) -> Iterator[tuple[int, int, bytes | None]]:
+        try:
+            yield from segment.read(table)
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"{segment.states} is gone: if its run goes on, it has rewritten its states since they were opened "
+                "here, so open the run again; otherwise restore the file"
+            ) from error
 
     def put(self, round: int, states: Mapping[int, State]) -> None:
         """Append the states of a round; those of other clients stay as they are."""
@@ -99,8 +111,9 @@ class DiskStore:
             atomic.sync(self._folder)
         self._unsynced.clear()
         self._held = [*(one for one in self._held if one != round), round][-_HELD:]
+        self._needed = {one: rows for one, rows in self._needed.items() if one in self._held}
         if len(self._held) == _HELD:
-            self._compact(self._held[0])
+            self._compact()
         if self._old is not None and self._old_until not in self._held:
             self._old.remove()
             self._old = None
@@ -110,7 +123,7 @@ class DiskStore:
     def check(self, kept: Kept) -> None:
         """Refuse a checkpoint that holds the states themselves, or whose states are missing."""
         if isinstance(kept, StoredStates):
-            self._check_table(self._scanned(kept.where["round"]), kept)
+            self._whole(segments(self._folder), kept)
         elif all(map(is_place, kept.values())):
             OldClientFiles(self._folder, kept).check()
         else:
@@ -137,15 +150,13 @@ class DiskStore:
 
     def look(self, kept: Kept) -> None:
         """Read what a checkpoint refers to and remove nothing: for readers other than the run itself."""
-        self.check(kept)
-        self._forget_all()
         if not isinstance(kept, StoredStates):
+            self.check(kept)
             raise CheckpointError("the states are in files of an earlier version")
-        table = self._scanned(kept.where["round"])
-        self._segments = {segment.number: segment for segment in segments(self._folder)}
-        for segment in self._segments.values():
-            segment.table()
-        newest = _newest(table)
+        found = segments(self._folder)  # listed once: a run that goes on makes and removes some meanwhile
+        newest = self._whole(found, kept)
+        self._forget_all()
+        self._segments = {segment.number: segment for segment in found}
         self._grow(int(newest["client"].max(initial=-1)))
         self._current[newest["client"]] = newest
         self._count, self._sum = len(newest), _total(newest)
@@ -155,7 +166,7 @@ class DiskStore:
 
     def _forget_all(self) -> None:
         self._segments, self._current, self._dead = {}, _nobody(0), defaultdict(int)
-        self._unsynced, self._held, self._open = set(), [], None
+        self._unsynced, self._held, self._needed, self._open = set(), [], {}, None
         self._count = self._sum = self._written = 0
 
     def _append(self, records: list[tuple[int, int, bytes]]) -> None:
@@ -175,6 +186,9 @@ class DiskStore:
         self._grow(int(clients.max()))
         replaced = self._current[clients]
         replaced = replaced[replaced["segment"] >= 0]
+        if self._held:
+            needed = replaced[replaced["round"] <= self._held[-1]]
+            self._needed.setdefault(self._held[-1], []).append(_pairs(needed))
         for where, size in zip(replaced["segment"].tolist(), replaced["length"].tolist(), strict=True):
             self._dead[where] += size
         self._count += len(table) - len(replaced)
@@ -186,42 +200,41 @@ class DiskStore:
             more = max(client + 1, 2 * len(self._current)) - len(self._current)
             self._current = np.concatenate([self._current, _nobody(more)])
 
-    def _scanned(self, through: int) -> Table:
-        """The valid rows of all segments, up to a round."""
-        found = [_entries(segment.table(), segment.number) for segment in segments(self._folder)]
-        table: Table = np.concatenate(found) if found else np.zeros(0, dtype=_ENTRY)
-        return table[table["round"] <= through]
-
-    def _check_table(self, table: Table, kept: StoredStates) -> None:
-        newest = _newest(table)
+    def _whole(self, found: Sequence[Segment], kept: StoredStates) -> Table:
+        """The valid row of every client at a checkpoint; refused if some are missing."""
+        tables = [_entries(segment.table(), segment.number) for segment in found]
+        table: Table = np.concatenate(tables) if tables else np.zeros(0, dtype=_ENTRY)
+        newest = _newest(table[table["round"] <= kept.where["round"]])
         if len(newest) == kept.where["clients"] and f"{_total(newest):016x}" == kept.where["sum"]:
-            return
+            return newest
         missing = kept.where["clients"] - len(newest)
         raise CheckpointError(
             f"the states of {missing or 'some'} clients are missing in {self._folder} (round {kept.where['round']} had "
             f"those of {kept.where['clients']}): restore the files"
         )
 
-    def _compact(self, oldest: int) -> None:
+    def _compact(self) -> None:
         """Rewrite segments most of which is replaced; not more of them than is in proportion to what was written."""
         budget = max(2 * self._written, SEGMENT_BYTES)
         order = sorted(self._segments, key=lambda number: -self._dead[number] / max(1, self._segments[number].size))
+        needed = np.concatenate([np.zeros(0, np.uint64), *chain.from_iterable(self._needed.values())])
         for number in order:
             segment = self._segments[number]
             if budget <= 0 or number == self._open or self._dead[number] <= _MOST_DEAD * segment.size:
                 continue
+            table = segment.table()
+            now = self._current[table["client"]]
+            current = (now["segment"] == number) & (now["offset"] == table["offset"])
+            wanted = current | np.isin(_pairs(table), needed)
+            if int(table["length"][wanted].sum()) > _MOST_DEAD * segment.size:
+                continue  # a later checkpoint needs less of it
             budget -= segment.size
-            self._rewrite(segment, oldest)
+            self._rewrite(segment, table[wanted], current[wanted])
 
-    def _rewrite(self, segment: Segment, oldest: int) -> None:
-        """Copy what may be needed of a segment to a new one, then delete it."""
-        table = segment.table()
-        now = self._current[table["client"]]
-        current = (now["segment"] == segment.number) & (now["offset"] == table["offset"])
-        # A checkpoint may need what was replaced after the oldest one.
-        wanted = table[current | (now["round"] > oldest)]
+    def _rewrite(self, segment: Segment, wanted: Table, current: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+        """Copy some rows of a segment, of which some are the current ones, to a new one, then delete it."""
         if len(wanted):
-            self._copy(segment, wanted, current[current | (now["round"] > oldest)])
+            self._copy(segment, wanted, current)
         segment.remove()
         del self._segments[segment.number]
         self._dead.pop(segment.number, None)
@@ -296,8 +309,12 @@ def _newest(table: Table) -> Table:
 
 def _total(table: Table) -> int:
     """A checksum of which clients have a state of which round; rows can be added to it and taken from it."""
-    pairs = mixed(mixed(table["client"].astype(np.uint64)) ^ table["round"].astype(np.uint64))
-    return int(pairs.sum(dtype=np.uint64))
+    return int(_pairs(table).sum(dtype=np.uint64))
+
+
+def _pairs(table: Table) -> Pairs:
+    """Client and round of every row as one number."""
+    return mixed(mixed(table["client"].astype(np.uint64)) ^ table["round"].astype(np.uint64))
 
 
 def _temporary(owner: object) -> Path:
