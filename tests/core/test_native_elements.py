@@ -78,6 +78,19 @@ def test_other_tables_are_left_to_torch(values):
         assert elements.between(values, values[0], values[0], 1) is None
 
 
+def test_the_default_dtype_changes_nothing():
+    values, weights = table(9, 40), Key.of(1).uniform(9, 40)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert says_the_same(values, weights)
+        summed = elements.weighed(values, weights)
+    finally:
+        torch.set_default_dtype(before)
+    assert summed is not None
+    assert summed.dtype == torch.float32
+
+
 def test_nothing_is_read_inside_a_transformation():
     def nothing(rows: Tensor) -> Tensor:
         assert elements.row_sums(rows) is None

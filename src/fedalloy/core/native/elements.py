@@ -29,7 +29,7 @@ def weighed(values: Tensor, weights: Tensor) -> Tensor | None:
     """``(values * weights).sum(0)``, added in float64."""
     if _LIBRARY is None or tracing() or values.shape != weights.shape or not (_able(values) and _able(weights)):
         return None
-    out = torch.empty(values.shape[1])
+    out = values.new_empty(values.shape[1])  # not torch.empty, whose dtype is the user's default
     strides = values.stride(0), weights.stride(0)
     _LIBRARY.weighed(values.data_ptr(), weights.data_ptr(), *values.shape, *strides, out.data_ptr())
     return out
