@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import statistics
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import machine, page
+from benchmarks.peers import __main__ as command
+from benchmarks.peers import environments, machine, page
+from benchmarks.peers.__main__ import arguments
 from benchmarks.peers.environments import PEERS, ROOT
 from benchmarks.peers.measuring import Found, ratios, write
 from benchmarks.peers.taking_turns import Running, Turn
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import WORKLOADS, Workload
 
 OURS, LOOP = PEERS[:2]
 
@@ -73,6 +77,67 @@ def test_a_page_gets_its_text_between_its_markers():
     assert "of last year" not in after
     with pytest.raises(ValueError, match="has no lines"):
         page.renewed("nothing", "speed", {})
+
+
+def options(*given: str, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
+    monkeypatch.setattr("sys.argv", ["peers", *given])
+    return arguments()
+
+
+@pytest.fixture
+def installs(tmp_path, monkeypatch):
+    """A checkout without environments; the commands that would make them, which only leave a Python behind."""
+    commands: list[list[str]] = []
+
+    def call(given: list[str], **_: object) -> None:
+        commands.append(given)
+        if "venv" in given:
+            python = Path(given[-1]) / "bin" / "python"
+            python.parent.mkdir(parents=True)
+            python.touch()
+
+    monkeypatch.setattr(environments, "FOLDER", tmp_path / ".peers")
+    monkeypatch.setattr("benchmarks.peers.environments.subprocess.run", call)
+    return commands
+
+
+def test_the_plain_command_makes_the_environments_that_are_missing(installs, tmp_path, monkeypatch, capsys):
+    def measure(load: Workload, peers: object, folder: Path, *_: object) -> dict[str, object]:
+        folder.mkdir()
+        return {"what": load.what, "runs": {}, "ratios": {}}
+
+    monkeypatch.setattr(command, "measure", measure)
+    given = ("--peers", "loop,fluke", "--output", str(tmp_path / "found.json"))
+    told = command.run(options(*given, monkeypatch=monkeypatch))
+    assert [one[-1] for one in installs] == [str(tmp_path / ".peers" / "fluke"), "torch==2.13.0"]
+    assert "fluke: making its environment in" in capsys.readouterr().out
+    assert list(told["workloads"]) == [load.name for load in WORKLOADS]
+    command.run(options(*given, monkeypatch=monkeypatch))
+    assert len(installs) == 2
+    (tmp_path / ".peers" / "fluke" / "bin" / "python").unlink()
+    assert not PEERS[-1].is_ready
+
+
+def test_an_environment_that_cannot_be_made_is_told_with_what_to_do(installs, monkeypatch):
+    def fail(given: list[str], **_: object) -> None:
+        raise subprocess.CalledProcessError(1, given)
+
+    monkeypatch.setattr("benchmarks.peers.environments.subprocess.run", fail)
+    with pytest.raises(SystemExit, match=r"FedJAX: its environment could not be made.*--peers to measure without it"):
+        command.prepare(PEERS)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (("--scale", "0.1"), "give --output"), (("--only", "W1"), "give --output"), (("--peers", "loop"), "--output"),
+        (("--only", "W1,W9"), "unknown workloads: W9; known: W1, W2, W3, W4"), (("--peers", "lop"), "unknown peers"),
+    ],
+)  # fmt: skip
+def test_measurements_of_a_part_do_not_replace_those_of_all(given, why, installs, monkeypatch):
+    with pytest.raises(SystemExit, match=why):
+        command.run(options(*given, monkeypatch=monkeypatch))
+    assert installs == []
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs /proc")

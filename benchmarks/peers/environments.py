@@ -33,8 +33,9 @@ class Peer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the environment exists and was made for these versions."""
-        return not self.needs or (self._stamp.is_file() and self._stamp.read_text() == self._wanted)
+        """Whether the environment exists, was made for these versions, and still has its Python."""
+        made = self._stamp.is_file() and self._stamp.read_text() == self._wanted
+        return not self.needs or (made and Path(self.python).exists())
 
     @property
     def _stamp(self) -> Path:

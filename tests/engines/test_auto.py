@@ -265,6 +265,19 @@ def test_a_run_records_its_choice_and_a_resumed_one_keeps_it(tmp_path):
     assert engine.choice == {name: choice[name] for name in ("engine", "threads")}
 
 
+def test_another_run_with_the_same_object_chooses_again(trial):
+    engines = [Fake(1.0), Fake(0.5)]
+    chosen = trial(*engines)
+    fit(FEDAVG, small_task(), rounds=2, engine=chosen)
+    assert [engine.calls for engine in engines] == [2, 3]
+    fit(FEDAVG, small_task("linear"), rounds=2, engine=chosen)
+    assert [engine.calls for engine in engines] == [4, 6]
+    given = Auto({"engine": "loop", "threads": 1})
+    for _ in range(2):
+        fit(FEDAVG, small_task(), rounds=1, engine=given)
+        assert given.choice == {"engine": "loop", "threads": 1}
+
+
 def test_it_agrees_with_the_loop():
     for case in [one for one in engine_cases() if one.name in {"fedavg", "scaffold", "batchnorm"}]:
         assert check_engine(Auto(), [case]) == []

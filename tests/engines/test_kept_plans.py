@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fedalloy import fit
 from fedalloy.core import blocks, statistics, types
 from fedalloy.core.algorithm import Algorithm, server_step
 from fedalloy.core.keys import Key
@@ -20,11 +21,12 @@ from fedalloy.core.types import Plan, Work
 from fedalloy.engines.batched import Batched
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers import epoch_plans, training
+from fedalloy.methods.solvers.ditto import Ditto
 from fedalloy.methods.solvers.prox import Prox
 from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.methods.weightings.samples import Samples
 from fedalloy.methods.weightings.uniform import Uniform
-from fedalloy.testing import work
+from fedalloy.testing import small_task, work
 from fedalloy.testing.comparing import copied, differences
 from tests.engines.rounds import context, play, shared_of, task_of, visible
 
@@ -47,11 +49,12 @@ class Writes(Sgd):
 
 
 SIZES = ((5, 3, 6, 1), (6, 6, 6, 6), (3, 5, 1, 6))
-SOLVERS: tuple[Sgd | Prox, ...] = (
+SOLVERS: tuple[Sgd | Prox | Ditto, ...] = (
     Sgd(lr=0.3, batch_size=5), Sgd(lr=0.3, batch_size=2), Sgd(lr=0.3, batch_size=5, epochs=2),
     Sgd(lr=0.3, batch_size=5, leftover="drop"), Sgd(lr=0.3, batch_size=5, leftover="merge"),
     Writes(lr=0.3, batch_size=5), Sgd(lr=0.3, batch_size=5, momentum=0.9),
     Prox(mu=0.5, lr=0.3, batch_size=5, weight_decay=0.1), Sgd(lr=0.3, batch_size=None),
+    Ditto(lr=0.3, batch_size=5, personal_epochs=1), Ditto(lr=0.3, batch_size=5, personal_epochs=2),
 )  # fmt: skip
 WORK = (work(0, 1, 2, 3), work(0, 2), work(0, 1, 2, 3, epochs=(2, 1, 0, 3)), work(0, 1, 2, 3, active=(True, False) * 2))
 
@@ -130,7 +133,8 @@ def noticed(expected: list[Any]) -> bool:
 FORGOTTEN = [
     (epoch_plans, "_kept_schedule", 0), (epoch_plans, "_kept_schedule", 1), (epoch_plans, "_kept_schedule", 2),
     (epoch_plans, "_kept_schedule", 3), (training, "count_steps", 0), (training, "count_steps", 1),
-    (training, "count_steps", 2), (training, "count_steps", 4), (training, "count_steps", 5),
+    (training, "count_steps", 2), (training, "count_steps", 3), (training, "count_steps", 4),
+    (training, "count_steps", 5),
     (types, "_kept_defaults", 0), (statistics, "_size_statistic", 0), (statistics, "_size_statistic", 1),
 ]  # fmt: skip
 
@@ -139,6 +143,32 @@ FORGOTTEN = [
 def test_an_answer_for_another_question_is_noticed(module, name, place, expected, monkeypatch):
     monkeypatch.setattr(module, name, forgetful(getattr(module, name), place))
     assert noticed(expected)
+
+
+def needs_are_told_apart() -> bool:
+    stats = {"num_examples": torch.tensor([torch.nan, 3.0], dtype=torch.float64)}
+    asked = [frozenset[str](), frozenset({"num_examples"})] * 2
+    found = [statistics.out_of_range(stats, statistics.STATISTICS, needed)[0].tolist() for needed in asked]
+    return found == [[False, False], [True, False]] * 2
+
+
+def test_limits_of_another_rule_are_noticed(monkeypatch):
+    assert needs_are_told_apart()
+    monkeypatch.setattr(statistics, "_limits", forgetful(statistics._limits, 1))
+    assert not needs_are_told_apart()
+
+
+def test_limits_of_other_declarations_are_noticed(monkeypatch):
+    stats = {"num_examples": torch.tensor([7.0], dtype=torch.float64)}
+    few = {"num_examples": statistics.Statistic("examples", 0, 5)}
+
+    def good() -> list[bool]:
+        declared = (statistics.STATISTICS, few) * 2
+        return [statistics.all_in_range(stats, one, frozenset()) for one in declared]
+
+    assert good() == [True, False] * 2
+    monkeypatch.setattr(statistics, "_limits", forgetful(statistics._limits, 0))
+    assert good() != [True, False] * 2
 
 
 def test_plans_that_were_written_into_are_noticed(expected, monkeypatch):
@@ -175,3 +205,41 @@ def test_orders_that_were_written_into_are_made_again():
     again = Work.undisturbed(torch.arange(7))
     assert again.epochs.tolist() == [-1] * 7
     assert again.active.tolist() == [True] * 7
+
+
+def forget() -> None:
+    for module, name in KEPT:
+        getattr(module, name).cache_clear()
+
+
+def test_what_was_asked_in_inference_mode_is_asked_again():
+    """Where torch does not count writes; an error there would come back in every later run of the process."""
+    sizes = torch.tensor([3, 5], dtype=torch.float64)
+    limits = SizeLimits(known=sizes.clone())
+
+    def ask() -> list[Any]:
+        plan = Sgd(batch_size=2).plan(sizes.long(), torch.tensor([-1, -1]), Key.of(1).each(torch.arange(2)))
+        steps = blocks._steps_of(plan.mask, torch.ones(2, dtype=torch.bool))
+        work = Work.undisturbed(torch.arange(2))
+        return [plan.index, plan.mask, steps.planned, work.epochs, work.active, *limits.look(sizes)]
+
+    forget()
+    with torch.inference_mode():
+        inside = ask()
+    assert all(map(same, inside, ask()))
+    forget()
+
+
+def same(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_run_in_inference_mode_is_the_run_outside(engine):
+    """There nothing can be trained, so that a run leaves it; and it leaves nothing of it behind."""
+    forget()
+    with torch.inference_mode():
+        inside = fit("fedavg", small_task(), rounds=2, engine=engine).ending.state
+    outside = fit("fedavg", small_task(), rounds=2, engine=engine).ending.state
+    assert list(differences(inside, outside)) == []
+    forget()

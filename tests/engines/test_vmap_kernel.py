@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
-from fedalloy import algorithms
+from fedalloy import algorithms, fit
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.applying import vmapped
 from fedalloy.core.blocks import prepare
@@ -181,6 +182,25 @@ def test_what_cannot_be_batched_runs_in_the_loop_after_one_warning():
         second = play(engine, algorithm, task, round=2)
     assert gaps(first, play(Loop(), algorithm, task), 0.0) == []
     assert gaps(second, play(Loop(), algorithm, task, round=2), 0.0) == []
+
+
+def test_what_cannot_be_batched_in_one_run_is_no_reason_in_the_next(monkeypatch):
+    """The loop would take its place without a word, as if it had been told before."""
+    task, engine = task_of(lambda: nn.Linear(4, 3)), Batched(kernel="mapped")
+    with pytest.warns(RuntimeWarning, match="cannot be batched"):
+        fit(Algorithm(Branches(batch_size=2), Uniform(), ServerSgd()), task, rounds=1, engine=engine)
+    monkeypatch.setattr("fedalloy.engines.batched.loop_like", lambda *_: pytest.fail("not batched"))
+    assert fit(algorithms.fedavg(batch_size=2), task, rounds=1, engine=engine).status == "finished"
+
+
+def test_a_clients_state_does_not_keep_those_of_its_block_in_memory():
+    """With a few clients of each round left, all blocks would stay: several times what the states take."""
+    task = task_of(lambda: nn.Sequential(nn.Linear(4, 600), nn.ReLU(), nn.Linear(600, 3)))
+    for algorithm in (algorithms.ditto(batch_size=3), algorithms.superfed_mm(start=0), algorithms.scaffold()):
+        outcome = play(Batched(), algorithm, task)
+        large = [leaf for leaf in tree_leaves(outcome.states) if leaf.numel() >= 1024]
+        assert large
+        assert all(leaf.untyped_storage().nbytes() == leaf.nbytes for leaf in large)
 
 
 @pytest.mark.parametrize("kernel", ["best", "mapped"])

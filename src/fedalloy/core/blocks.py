@@ -22,6 +22,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import LocalSolver, Shared
 from fedalloy.core.types import Block, Context, Plan, Tree, Work
 from fedalloy.core.wide import wide
+from fedalloy.core.written import writes_to
 
 
 @dataclass(frozen=True)
@@ -151,9 +152,9 @@ def _steps_of(mask: Tensor, active: Tensor, everyone: bool | None = None) -> _St
     if not (bool(active.all()) if everyone is None else everyone):
         return _read_steps(mask, active)
     version, known = _known_steps.get(mask, (None, None))
-    if known is None or version != mask._version:  # torch counts the writes to a tensor
+    if known is None or version != writes_to(mask):
         known = _read_steps(mask, active)
-        _known_steps[mask] = mask._version, known
+        _known_steps[mask] = writes_to(mask), known
     found: _Steps = known
     return found
 

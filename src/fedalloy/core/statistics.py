@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.native.numbers import in_range, look_at_sizes
+from fedalloy.core.written import writes_to
 
 MAX_EXAMPLES = 10_000_000
 """The default limit on the number of examples that a client may report."""
@@ -107,9 +108,9 @@ class SizeLimits:
         """Whether all sizes are usable, whether none has changed, and whether all are known; remembers the answer for
         the tensor that it was last asked about, because several steps of a round ask."""
         seen = self.__dict__.get("_seen")
-        if seen is None or seen[0] is not sizes or seen[1] != sizes._version:  # torch counts the writes to a tensor
+        if seen is None or seen[0] is not sizes or seen[1] != writes_to(sizes):
             found = look_at_sizes(sizes.detach(), self.known, self.most, self.whole) or self._look_closer(sizes)
-            seen = self.__dict__["_seen"] = sizes, sizes._version, found
+            seen = self.__dict__["_seen"] = sizes, writes_to(sizes), found
         answer: tuple[bool, bool, bool] = seen[2]
         return answer
 

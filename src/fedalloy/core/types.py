@@ -17,6 +17,7 @@ from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.names import NO_NAMES, Names
 from fedalloy.core.tree import Chunk, Tree, Weights
+from fedalloy.core.written import writes_to
 
 State = dict[str, Any]
 """Nested dicts whose leaves are tensors and plain scalars."""
@@ -144,7 +145,7 @@ class Work:
 def _defaults(clients: int) -> tuple[Tensor, Tensor]:
     """Epochs and links of undisturbed work, the same in every round; made again if somebody wrote into them."""
     epochs, active = _kept_defaults(clients)
-    if epochs._version or active._version:
+    if writes_to(epochs) or writes_to(active):
         _kept_defaults.cache_clear()
         return _kept_defaults(clients)
     return epochs, active

@@ -66,19 +66,26 @@ class TrialRun:
 @dataclass
 class Auto(Engine):
     """Predicts the fastest engine from the model's shape, times it against its rivals in the first round, and keeps
-    the winner. ``choice`` records what was picked and is stored with the run; a resumed run keeps it.
+    the winner. ``choice`` records what was picked and is stored with the run; a resumed run keeps it. Another run with
+    the same object picks again, unless it was made with a ``choice``.
     """
 
     choice: dict[str, Any] = field(default_factory=dict)
     _threads: int = field(default_factory=torch.get_num_threads, repr=False)
     _engine: Engine | None = field(default=None, repr=False)
+    _chosen: bool = field(default=False, init=False, repr=False)
+    """Whether ``choice`` is that of this run."""
+    _fixed: bool = field(default=False, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._fixed = self._chosen = bool(self.choice)
 
     def __call__(
         self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
     ) -> Outcome:
         if self._engine is None:
             keep_freed_memory()
-            if not self.choice:
+            if not self._chosen:
                 return self._pick(algorithm, task, shared, states, work, ctx)
             kept = Candidate(self.choice["engine"], self.choice["threads"], self._threads)
             self._choose(kept, self._made(kept))
@@ -88,7 +95,7 @@ class Auto(Engine):
     def restore(self, choice: Mapping[str, Any]) -> None:
         """Keep what an earlier session of the same run picked."""
         self.close()
-        self.choice, self._engine = dict(choice), None
+        self.choice, self._chosen = dict(choice), True
 
     def keep_contributions(self, storage: Storage) -> None:
         """Keep them so in whatever engine is picked."""
@@ -101,8 +108,9 @@ class Auto(Engine):
         self._threads = threads
 
     def close(self) -> None:
-        """End the engine's processes."""
+        """End the engine's processes, and the choice with the run that it was made for."""
         _close(self._engine)
+        self._engine, self._chosen = None, self._fixed
 
     def _made(self, candidate: Candidate) -> Engine:
         engine = candidate.make()
@@ -136,6 +144,7 @@ class Auto(Engine):
                     _close(run.engine)
         measured = {f"{run.candidate.name} x{run.candidate.threads}": round(run.seconds, 6) for run in runs}
         self.choice = {"engine": best.candidate.name, "threads": best.candidate.threads, "measured_seconds": measured}
+        self._chosen = True
         assert best.outcome is not None
         return best.outcome
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fedalloy.core import inputs, tree
@@ -38,6 +38,9 @@ from fedalloy.engines.precision import Precision, precise
 from fedalloy.engines.profile import phase
 
 _is_cuda = attrgetter("is_cuda")
+_LARGE_ROW = 1024
+"""Numbers of a leaf of a client's state from which on it is copied out of its block; copies of smaller ones would take
+longer than what they save is worth."""
 _dense: Any = WeakIdKeyDictionary()
 """The dense layers of every objective looked up so far, by the name of its loss; None if its model has other layers.
 Entries are removed with their objective."""
@@ -93,7 +96,7 @@ class Batched(Engine):
                     if wrong := gathering.add(done.ids, done.payload, done.stats, done.notes):
                         return _refused(work, wrong)
                     if algorithm.stateful:
-                        kept |= zip(done.ids.tolist(), vmapped.unstack(done.states, len(done.ids)), strict=True)
+                        kept |= zip(done.ids.tolist(), _alone(done.states, len(done.ids)), strict=True)
                 return Outcome(gathering.cohort(), kept)
         except Exception as error:
             if (
@@ -105,6 +108,10 @@ class Batched(Engine):
             outcome = loop_like(self)(algorithm, task, shared, states, work, ctx)
             self._give_up(error)
             return outcome
+
+    def close(self) -> None:
+        """Another run may have a solver and a model that can be batched, and steps that can be captured."""
+        self._unbatchable = self._uncaptured = ""
 
     def _most(
         self,
@@ -240,6 +247,20 @@ def dense_of(objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | 
         kept[loss] = fused.dense_layers(chain_of(objective, shared["params"]), loss)
     layers: tuple[fused.Dense, ...] | None = kept[loss]
     return layers
+
+
+def _alone(states: State, clients: int) -> list[State]:
+    """Every client's state. A large leaf is copied: as a view it would keep those of the whole block in memory, until
+    the last of its clients has another state."""
+    alone = vmapped.unstack(states, clients)
+    if clients == 1 or all(leaf.numel() < clients * _LARGE_ROW for leaf in tree_leaves(states)):
+        return alone
+    return [tree_map(_apart, state) for state in alone]
+
+
+def _apart(leaf: Tensor) -> Tensor:
+    shares = leaf.numel() >= _LARGE_ROW and leaf.untyped_storage().nbytes() > leaf.nbytes
+    return leaf.clone() if shares else leaf
 
 
 def _reason(error: Exception) -> str:

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.errors import CheckpointError, Diverged, SpecError, is_passing, nearest
 from fedalloy.core.protocols import ClientStore, Task
@@ -120,6 +122,7 @@ class Session:
     profile: dict[str, float] | None = None
 
 
+@torch.inference_mode(False)  # where nothing can be trained
 def run(
     algorithm: Algorithm,
     task: Task,

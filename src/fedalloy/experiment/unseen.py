@@ -69,6 +69,7 @@ def evaluate_unseen(
     return UnseenClients(ids, scores)
 
 
+@torch.inference_mode(False)
 def adapt(trained: Trained, client: int, steps: int) -> tuple[Tree, Tree]:
     """The parameters and buffers that a client uses after ``steps`` local steps from the run's current state."""
     fed, shared, work, ctx = trained.fed, trained.shared, Work.of(torch.tensor([client])), _context(trained)

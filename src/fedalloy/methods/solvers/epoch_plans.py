@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Plan
+from fedalloy.core.written import writes_to
 
 _KEPT_SLOTS = 1 << 18
 """Larger schedules are not kept: their memory would be noticed, and their cost is not."""
@@ -69,7 +70,7 @@ def _schedule(sizes: tuple[int, ...], epochs: tuple[int, ...], batch_size: int |
     if slots > _KEPT_SLOTS:
         return _kept_schedule.__wrapped__(sizes, epochs, batch_size, leftover)
     found = _kept_schedule(sizes, epochs, batch_size, leftover)
-    if found.mask._version == found.versions[0] and found.phase._version == found.versions[1]:
+    if (writes_to(found.mask), writes_to(found.phase)) == found.versions:
         return found
     _kept_schedule.cache_clear()  # somebody wrote into a plan
     return _kept_schedule(sizes, epochs, batch_size, leftover)
@@ -98,7 +99,7 @@ def _kept_schedule(
     whole = bool(mask.all())
     straight = whole and address.shape[1:].numel() == most * longest
     phase, address = torch.zeros_like(epoch), address.flatten(1)
-    versions = mask._version, phase._version
+    versions = writes_to(mask), writes_to(phase)
     return _Schedule(place, mask, phase, address, valid, torch.arange(most), longest, whole, straight, versions)
 
 
