@@ -23,7 +23,7 @@ from fedalloy.results.table import summarise
 from fedalloy.studies.compare import jobs
 from fedalloy.studies.compare.comparing import compare, select
 from fedalloy.studies.compare.jobs import Job, JobNews
-from fedalloy.studies.compare.naming import settings_folders
+from fedalloy.studies.compare.naming import folders, settings_folders
 
 TINY: dict[str, dict[str, Any]] = {
     "task": {"model": "logistic"},
@@ -195,6 +195,8 @@ def test_a_bad_entry_is_told_before_any_run_starts(tmp_path):
         (["../../elsewhere"], "begins with a dot"),
         (["tuning"], "reserved name"),
         (["Comparison.json"], "reserved name"),
+        (["a", " "], "' ' is no name"),
+        (["a", "a."], "would share the folder"),
     ],
 )
 def test_names_that_would_not_be_a_folder_of_their_own_are_refused_before_anything_runs(tmp_path, names, said):
@@ -217,6 +219,11 @@ def test_names_that_are_too_long_are_cut_and_stay_apart(tmp_path):
     assert len({outcome.folder for outcome in done.outcomes}) == 2
     assert all(outcome.finished for outcome in done.outcomes)
     assert [row.name for row in done.rows] == long
+
+
+def test_no_folder_has_a_name_that_windows_cannot_have():
+    names = ["CON", "nul.x", "com1", "Fed...", "console", "com10"]
+    assert list(folders(names).values()) == ["CON_", "nul.x_", "com1_", "Fed", "console", "com10"]
 
 
 def test_points_of_a_grid_never_share_a_folder():

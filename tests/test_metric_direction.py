@@ -55,6 +55,26 @@ RECIPE: dict[str, Any] = {
 }
 
 
+def test_a_variance_is_shown_in_percent_of_shares_only(tmp_path):
+    """That of errors in metres is in square metres."""
+    kinds = {
+        "mae": {"dataset": {"kind": "synthetic"}, "model": "logistic", "loss": "mse"},
+        "accuracy": {"dataset": {"kind": "synthetic"}, "model": "logistic"},
+    }
+    for metric, table in kinds.items():
+        recipe = {"task": table, "partition": {"clients": 4}, "algorithm": {"lr": 0.001}, "run": {"rounds": 1}}
+        (tmp_path / f"{metric}.toml").write_text(toml.dumps(recipe))
+        said = invoke("run", tmp_path / f"{metric}.toml", "-o", tmp_path / metric)
+        values = torch.tensor(list(read_run(tmp_path / metric).clients())[-1][metric], dtype=torch.float64)
+        unit = 100.0 if metric == "accuracy" else 1.0
+        shown = f"{float((unit * values).var(correction=0)):.3f}"
+        assert ("variance (%²)" in said) == (metric == "accuracy")
+        assert shown in said
+        text = page(gather([tmp_path / metric]))
+        assert ("variance (%²)" in text) == (metric == "accuracy")
+        assert f">{float(shown):.{1 if unit == 100 else 3}f}<" in text
+
+
 def invoke(*arguments: object) -> str:
     done = CliRunner().invoke(app, list(map(str, arguments)))
     assert done.exit_code == 0, done.output

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import fedalloy
-from fedalloy.core.errors import SpecError
+from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.experiment.callbacks import HOOKS
 from fedalloy.experiment.records.reading import read_status
 from fedalloy.testing import small_task
@@ -154,6 +154,14 @@ def test_pictures_are_axes_of_matplotlib(shown):
     assert isinstance(shown["comparison"].plot("clients", ax=Figure().add_subplot()), Axes)
     with pytest.raises(SpecError, match="give fit a folder"):
         shown["result"].plot("clients", ax=Figure().add_subplot())
+
+
+def test_a_picture_of_a_metric_without_scores_is_refused(task, shown, tmp_path):
+    for result in (shown["result"], shown["comparison"]):
+        with pytest.raises(SpecError, match="'acuracy': did you mean 'accuracy'"):
+            result.plot(metric="acuracy")
+    with pytest.raises(CheckpointError, match="is a folder: name the file of the page"):
+        shown["comparison"].report(tmp_path)
 
 
 def test_the_page_of_a_comparison(shown, tmp_path):

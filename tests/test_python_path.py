@@ -14,7 +14,8 @@ import torch
 import fedalloy
 from fedalloy.algorithms import fedavg, fedprox
 from fedalloy.cli.app import app
-from fedalloy.core.errors import CheckpointError, SpecError
+from fedalloy.core.errors import CheckpointError, RegistryError, SpecError
+from fedalloy.engines.loop import Loop
 from fedalloy.experiment.records import toml
 from fedalloy.experiment.records.reading import find_runs, read_run
 from fedalloy.methods import Prox
@@ -190,12 +191,33 @@ def test_a_search_comes_first_where_trials_are_given(tmp_path):
         ((own(), ["fedavg"]), {"seeds": 3}, r"seeds must be a list, such as \[0, 1, 2\] or range\(3\), got 3"),
         ((own(), ["fedavg"]), {"seeds": []}, "seeds is empty"),
         ((own(), ["fedavg"]), {"tuning_seeds": 3}, "tuning_seeds must be a list"),
+        ((own(), ["fedavg"]), {"tuning_seeds": [3]}, "nothing is tuned: give grid or tune too"),
+        ((own(), ["fedavg"]), {"grid": 3}, "grid must be a table, such as"),
+        ((own(), ["fedavg"]), {"grid": {"algorithm.lr": 0.1}}, "'algorithm.lr' must be a list of values to try"),
+        ((own(), ["fedavg"]), {"grid": {"fedavg": {"algorithm.lr": []}}}, "'algorithm.lr' must be a list of values"),
+        ((own(), ["fedavg"]), {"track": "tensorboard"}, "track must be a list, such as"),
+        ((own(), ["fedavg"]), {"track": ["tensorbord"]}, "did you mean 'tensorboard'"),
+        ((own(), ["fedavg"]), {"track": [print]}, "trackers are given by name"),
+        ((own(), ["fedavg"]), {"watcher": "print"}, "watcher must be a function"),
+        ((own(), ["fedavg"]), {"engine": Loop()}, "engine must be a name, because a recipe holds it, got Loop"),
+        ((own(), {"": "fedavg"}), {}, "'' is no name"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_words(arguments, settings, said, tmp_path):
-    with pytest.raises((SpecError, TypeError), match=said):
+    with pytest.raises((SpecError, RegistryError, TypeError), match=said):
         fedalloy.compare(arguments[0], arguments[1], folder=tmp_path, **{"seeds": [0], **settings})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_a_comparison_that_is_no_path_is_refused():
+    for folder in (3, ""):
+        with pytest.raises(SpecError, match="folder must be the path of a folder"):
+            fedalloy.compare(own(), ["fedavg"], folder, seeds=[0])  # type: ignore[arg-type]
+
+
+def test_why_no_run_of_a_comparison_began_is_in_its_conclusion(tmp_path):
+    done = fedalloy.compare(own(), ["fedavg", "fedprox"], tmp_path, seeds=[0], rounds=1, cohort=9, processes=1)
+    assert "(cohort must be between 1 and the number of clients (4), got 9)" in done.conclusion
 
 
 def test_a_folder_that_is_not_there_holds_no_runs_and_that_is_said(tmp_path):

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -177,6 +178,14 @@ def test_a_seed_that_would_be_another_one_is_refused(seed):
     with pytest.raises(SpecError, match="a seed must"):
         Key.of(seed)
     assert Key.of(-(1 << 63)).state != Key.of((1 << 63) - 1).state
+
+
+@pytest.mark.parametrize("label", [1.0, None, (1,)])
+def test_a_label_is_a_text_or_a_whole_number_whatever_was_asked_before(label):
+    known = Key.of(0).fold(1)
+    with pytest.raises(SpecError, match="a label of a key must be a text or a whole number"):
+        Key.of(0).fold(label)
+    assert Key.of(0).fold(np.int64(1)).state == known.state  # type: ignore[arg-type]
 
 
 def compiled(digits, tmp_path):

@@ -227,6 +227,11 @@ def test_rounds_in_which_nobody_is_there_do_not():
     assert train(rounds=6, sampling=first, devices=away).status == "finished"
 
 
+def test_stopping_at_a_target_that_is_not_given_is_refused():
+    with pytest.raises(SpecError, match="stop_at_target ends a run at its target, and there is none: give target"):
+        train(rounds=1, stop_at_target=True)
+
+
 @pytest.mark.parametrize("settings", [{}, {"patience": 2}, {"target": 0.0, "stop_at_target": True}])
 def test_a_run_in_which_nobody_ever_counted_has_failed(tmp_path, settings):
     result = train(rounds=6, devices=DeviceProfile(success=0.0), folder=tmp_path / "run", **settings)

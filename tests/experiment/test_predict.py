@@ -186,6 +186,16 @@ def test_without_a_preparation_rows_are_taken_as_they_are_and_whole_numbers_as_d
     assert sorted(file.name for file in (tmp_path / "kept").iterdir()) == ["model.safetensors", "result.json"]
 
 
+def test_rows_that_the_model_does_not_take_are_refused_with_their_shapes(plain, tmp_path):
+    said = r"predict: the model called with x of \(2, 3\) float64 \(which must be rows like those of the task\) raised"
+    _, result = plain
+    with pytest.raises(DataError, match=said):
+        result.predict(np.zeros((2, 3)))
+    kept = fedalloy.load(result.save(tmp_path / "kept"))
+    with pytest.raises(DataError, match=r"x of .2, 3. float64"):
+        kept.predict(kept.module(), np.zeros((2, 3)))
+
+
 def test_several_inputs_are_standardised_by_name_whatever_their_order():
     rng = np.random.default_rng(0)
 

@@ -374,6 +374,13 @@ def test_starting_over_gives_the_run_again(tmp_path):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+@pytest.mark.parametrize("name", ["start_over", "allow_engine_change"])
+def test_what_is_about_resuming_is_refused_without_it(tmp_path, name):
+    with pytest.raises(SpecError, match=f"{name} .*is about a run that is resumed: give resume=True"):
+        train(tmp_path / "run", **{name: True})
+    assert not (tmp_path / "run").exists()
+
+
 def test_client_states_that_lie_elsewhere_are_told_before_anything_is_cut(tmp_path):
     settings: dict[str, Any] = {"rounds": 3, "checkpoint_every": 0.0}
     train(tmp_path, "scaffold", **settings)

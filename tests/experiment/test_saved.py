@@ -133,6 +133,25 @@ def test_damaged_files_are_refused_in_words(name, content, said, result, tmp_pat
         fedalloy.load(tmp_path)
 
 
+def test_what_is_no_folder_is_refused_in_words(result, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(CheckpointError, match="file holds no saved result"):
+        fedalloy.load(tmp_path / "file")
+    with pytest.raises(CheckpointError, match="exists and is not an empty folder"):
+        result.save(tmp_path / "file")
+    wrong: Any = None
+    for call in (fedalloy.load, result.save):
+        with pytest.raises(SpecError, match=r"path of a .*folder.*, got None"):
+            call(wrong)
+
+
+def test_a_client_without_a_model_of_its_own_is_not_given_that_of_all(result, personal, tmp_path):
+    assert personal.module(client=1) is not None
+    for ask in (result.module, result.personal_module, lambda client: result.save_pretrained(tmp_path, client)):
+        with pytest.raises(SpecError, match="have no model of their own"):
+            ask(1)
+
+
 @pytest.mark.parametrize("model", ["logistic", {"kind": "mlp", "hidden": [5]}])
 def test_a_model_by_name_is_built_anew(model, tmp_path):
     task: Any = fedalloy.task("synthetic", model, clients=3, dtype="float64")

@@ -234,6 +234,13 @@ def test_everything_is_json_even_of_a_run_that_has_only_begun(run):
     assert "Nothing was evaluated yet" in page([story])
 
 
+def test_an_algorithm_whose_runs_all_failed_in_their_first_round_is_on_the_page_of_the_others(run):
+    stories = [run([row(1, [0, 1], [0.5, 0.5])]), run([], name="broken")]
+    (_, rounds) = data.participation(stories)
+    assert [one["name"] for one in rounds["series"]] == ["mine"]
+    assert "broken" in page(stories)
+
+
 def test_a_reliability_diagram_that_cannot_be_made_says_why(run):
     last = [scores(1, [0.5]), scores(1, [0.6], model="personal")]
     story = run([row(1, [0], [1.0], evaluation={"accuracy": summary(0, 0, 0)})], last)

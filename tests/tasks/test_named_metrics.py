@@ -225,6 +225,11 @@ def test_an_own_metric_that_fails_says_so(forget):
         own_metric("kappa", reference.MulticlassCohenKappa(4), higher_is_better=True, per="example")
 
 
+def test_an_own_metric_is_per_client_or_per_example():
+    with pytest.raises(SpecError, match="metric 'far': per is 'batch'; allowed: client, example"):
+        own_metric("far", far, higher_is_better=False, per="batch")  # type: ignore[arg-type]
+
+
 def test_outputs_and_targets_survive_packing():
     for outputs, y in ((IMAGES, MAPS), (GUESS, TRUTH), (LOGITS, LABELS)):
         again = unpacked(packed(outputs, y))

@@ -44,6 +44,23 @@ def test_frozen_parameters_and_their_norms_are_kept_unless_patterns_say_otherwis
         ModuleObjective(lambda: nn.Linear(2, 2).requires_grad_(False))
 
 
+def tied_words() -> nn.Module:
+    """Embedding and output with one weight, as language models have them."""
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
+    model[1].weight = model[0].weight
+    return model
+
+
+def test_a_pattern_may_match_any_name_of_a_tied_parameter():
+    for patterns, trained in (
+        (("0.*",), ["0.weight"]),
+        (("1.weight",), ["0.weight"]),
+        (("1.*",), ["0.weight", "1.bias"]),
+    ):
+        assert list(ModuleObjective(tied_words, trainable=patterns).forms["params"]) == trained
+    assert list(ModuleObjective(tied_words, trainable=("1.bias",)).forms["params"]) == ["1.bias"]
+
+
 def test_frozen_parameters_do_not_move_and_are_not_counted():
     task = make_task(Dataset(X, Y, 2), body_and_head, clients=3)
     result = fedalloy.fit("fedavg", task, rounds=2)

@@ -17,7 +17,14 @@ class Format(StrEnum):
     latex = "latex"
 
 
-ENDINGS = {".csv": Format.csv, ".parquet": Format.parquet, ".pq": Format.parquet, ".tex": Format.latex}
+ENDINGS = {
+    "": Format.csv,
+    ".txt": Format.csv,
+    ".csv": Format.csv,
+    ".parquet": Format.parquet,
+    ".pq": Format.parquet,
+    ".tex": Format.latex,
+}
 """The format of a file whose name says it."""
 
 
@@ -49,7 +56,7 @@ def export(
     from fedalloy.results.export.writing import WRITERS
     from fedalloy.results.runs import runs_in
 
-    format = format or ENDINGS.get(output.suffix.lower(), Format.csv)
+    format = format or _said_by(output)
     if format is Format.latex and table is not TableName.results:
         raise SpecError(f"--table {table.value} as LaTeX: only 'results' can be written as LaTeX; use csv or parquet")
     chosen = runs_in(runs)
@@ -61,3 +68,16 @@ def export(
     else:
         count = WRITERS[format.value](output, lambda: blocks(table.value, chosen))
     typer.echo(f"{output}: {count} rows")
+
+
+def _said_by(output: Path) -> Format:
+    """The format that a file's ending says; one that says another format is refused."""
+    from fedalloy.core.errors import SpecError
+
+    ending = output.suffix.lower()
+    if ending not in ENDINGS:
+        known = ", ".join(one for one in ENDINGS if one)
+        raise SpecError(
+            f"a table as '{output.name}': the ending selects the format, allowed are {known}; or give --format"
+        )
+    return ENDINGS[ending]

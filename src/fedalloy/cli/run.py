@@ -128,11 +128,18 @@ def _finish(folder: Path, profile: bool, as_json: bool) -> None:
         _present(outcome, folder, profile)
 
 
+def _times(unit: float, value: float | None) -> float | None:
+    return None if value is None else unit * value
+
+
 def _present(outcome: RunOutcome, folder: Path, profile: bool) -> None:
+    from fedalloy.tasks.metrics.direction import variance_as
+
     if outcome.scores:
-        names = ["mean", "worst_served", "best_served", "gini", "variance"]
-        labels = [f"{outcome.metric} (mean)", "worst 10 %", "best 10 %", "Gini", "variance (%²)"]
-        shown = [number(outcome.scores.get(name)) for name in names]
+        names = ["mean", "worst_served", "best_served", "gini"]
+        variance, unit = variance_as(outcome.metric)
+        labels = [f"{outcome.metric} (mean)", "worst 10 %", "best 10 %", "Gini", variance]
+        shown = [*map(number, map(outcome.scores.get, names)), number(_times(unit, outcome.scores.get("variance")))]
         print_table([*labels, "rounds to target"], [[*shown, str(outcome.reached or "")]], numbers=range(6))
     if profile:
         spent = seconds(folder)

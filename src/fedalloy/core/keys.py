@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Integral
 from operator import index
 
 import torch
@@ -90,12 +91,14 @@ def _leading(bits: Tensor, digits: int) -> Tensor:
     return bits if digits == 64 else _shift(bits, 64 - digits)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096, typed=True)  # typed: 1.0 is no label, also after 1
 def _label_bits(label: Label) -> int:
     """64 bits for a label; an integer and the string that spells it differ."""
     if isinstance(label, str):
         return int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "big")
-    return _mix(label * _GOLDEN + 1)
+    if not isinstance(label, Integral):
+        raise SpecError(f"a label of a key must be a text or a whole number, got {label!r}")
+    return _mix(int(label) * _GOLDEN + 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -86,6 +86,8 @@ class RunConfig:
             raise SpecError(
                 f"target_metric '{self.target_metric}' is not evaluated: {nearest(self.target_metric, self.metrics)}"
             )
+        if self.stop_at_target and self.target is None:
+            raise SpecError("stop_at_target ends a run at its target, and there is none: give target too, such as 0.9")
         choose(self.metrics)
         if watched:
             check_direction(self.target_metric, self.metrics, "targeted" if self.target is not None else "waited for")

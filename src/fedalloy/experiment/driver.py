@@ -148,8 +148,7 @@ def run(
     called after every round, ``track`` names trackers (:mod:`fedalloy.results.track`). Signals that arrive during the
     run are put into ``caught`` for the caller to act on (:func:`fedalloy.experiment.interrupt.put_off`).
     """
-    if resume and folder is None:
-        raise CheckpointError("resuming needs the folder of the run")
+    _check_resuming(resume, folder, start_over=start_over, allow_engine_change=allow_engine_change)
     hooks = Hooks(as_callbacks(track, callbacks, watcher, folder))
     fed = assemble(algorithm, task, config)
     state = begin(fed, initial)
@@ -168,6 +167,16 @@ def run(
         with stop_when_asked(place, caught) as flag, closing(fed.engine), profiled(config) as profile, without:
             session.profile = profile
             return _run_rounds(session, flag, _start(session, recipe or {}, place)), recorder
+
+
+def _check_resuming(resume: bool, folder: object, **given: bool) -> None:
+    """Refuse to resume nothing, and what is only about resuming in a run that does not: it would be ignored."""
+    if resume and folder is None:
+        raise CheckpointError("resuming needs the folder of the run")
+    for name, wanted in given.items():
+        if wanted and not resume:
+            option = name.replace("_", "-")
+            raise SpecError(f"{name} (--{option}) is about a run that is resumed: give resume=True (--resume) too")
 
 
 def _storage(config: RunConfig, folder: RunFolder | None) -> StorageLimit:

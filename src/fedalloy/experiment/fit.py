@@ -78,11 +78,14 @@ class RunResult(ShownRuns):
 
     def module(self, client: Client | None = None) -> nn.Module:
         """The model as it was given to the task, in evaluation mode, with the trained weights: those of the server, or
-        the personal ones of a client, which is given by its number or its name."""
+        the personal ones of a client, which is given by its number or its name (refused for a method whose clients have
+        none)."""
         model = self.trained.server_model()
         params, buffers = model.params, model.buffers
         if client is not None:
-            ((params, buffers),) = self.trained.models(torch.tensor([self._number(client)]))
+            number = self._number(client)
+            self._check_personalised()
+            ((params, buffers),) = self.trained.models(torch.tensor([number]))
         if not isinstance(model.objective, ModuleObjective):
             raise SpecError(f"objective {type(model.objective).__name__} has no module; result.model has its leaves")
         return model.objective.module(params, buffers)
@@ -101,9 +104,12 @@ class RunResult(ShownRuns):
 
     def personal_module(self, client: Client) -> nn.Module:
         """A client's own model; refused for a method whose clients have none."""
+        self._check_personalised()
+        return self.module(client)
+
+    def _check_personalised(self) -> None:
         if not aspects.is_personalised(self.trained.fed.algorithm.solver):
             raise SpecError("the clients of this method have no model of their own: result.module() is that of all")
-        return self.module(client)
 
     def prepare(self, x: Any, rows_of: Client | None = None) -> Any:
         """Raw rows as the model gets them: a frame's columns are encoded, gaps filled, features standardised, as far as
@@ -134,6 +140,8 @@ class RunResult(ShownRuns):
         """Write the model, those of some ``clients``, all rounds, and how raw rows are prepared, as safetensors and
         JSON; :func:`fedalloy.load` reads them (:mod:`fedalloy.experiment.saved`). Where rows are prepared per client,
         that of the clients ``rows_of`` is saved (default: all whose data are in memory, else ``clients``)."""
+        if not isinstance(folder, str | Path) or not str(folder):
+            raise SpecError(f"save: folder must be the path of a new folder, got {folder!r}")
         for name, given in (("clients", clients), ("rows_of", () if rows_of is None else rows_of)):
             if isinstance(given, str) or not isinstance(given, Iterable):
                 raise SpecError(f"save: {name} must be a list of clients, such as [0, 3], got {given!r}")

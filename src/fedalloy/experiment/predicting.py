@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import inputs
-from fedalloy.core.errors import SpecError
+from fedalloy.core.errors import DataError, SpecError
 from fedalloy.core.inputs import Inputs
+from fedalloy.core.own_code import own_code
 from fedalloy.core.types import Tree
 from fedalloy.experiment.calling_clients import Client
+from fedalloy.tasks.preparing import named
 from fedalloy.tasks.sources.raw_rows import tensors_of
 
 _AT_ONCE = 1024
@@ -45,6 +47,14 @@ def outputs(model: Callable[[Inputs], Tensor], rows: Inputs, params: Tree, float
         return leaf.to(like) if floats or leaf.is_floating_point() else leaf.to(like.device)
 
     there = inputs.each(moved, rows)
-    with torch.no_grad():
+    with torch.no_grad(), own_code(f"predict: the model called with {_shapes(rows)}", DataError):
         parts = (inputs.take(there, some) for some in inputs.pieces(inputs.length(there), _AT_ONCE))
         return torch.cat([model(part).cpu() for part in parts])
+
+
+def _shapes(rows: Inputs) -> str:
+    """Rows in words, for an error of a model that does not take them."""
+    found = [
+        f"{path or 'x'} of {tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}" for path, leaf in named(rows)
+    ]
+    return f"{', '.join(found)} (which must be rows like those of the task)"

@@ -167,6 +167,8 @@ def write(folder: Path, told: Mapping[str, Any], model: Tree, clients: Mapping[i
 
 def load(folder: str | Path) -> SavedResult:
     """Read a result that ``result.save(folder)`` wrote. Nothing in it is executed."""
+    if not isinstance(folder, str | Path):
+        raise SpecError(f"load takes the path of a folder that result.save wrote, got {folder!r}")
     place = Path(folder)
     told = _told(place / _JSON)
     clients = {int(found[1]): file for file in place.iterdir() if (found := _CLIENT.fullmatch(file.name))}
@@ -227,8 +229,10 @@ def _builder(place: Path, told: Mapping[str, Any]) -> ModelBuilder | None:
 def _told(file: Path) -> dict[str, Any]:
     try:
         told = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{file.parent} holds no saved result (no {_JSON}); result.save writes one") from None
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from None
     wrong = [name for name, kind in _NEEDED.items() if not isinstance(told, dict) or type(told.get(name)) is not kind]

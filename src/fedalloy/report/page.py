@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedalloy.core.errors import CheckpointError
 from fedalloy.experiment.records import atomic
 from fedalloy.report import federations, gains, searches, sections, verdicts, words
 from fedalloy.report.context import ReportContext
@@ -40,6 +41,8 @@ def write_page(places: Sequence[Path], output: Path) -> int:
 
     Several comparisons with common algorithms are federations (:mod:`fedalloy.report.federations`).
     """
+    if output.is_dir():
+        raise CheckpointError(f"{output} is a folder: name the file of the page, such as {output / 'report.html'}")
     several = read_federations(places)
     if several is not None:
         text, count = federations.page(several), sum(len(one.outcomes) for one in several.all)

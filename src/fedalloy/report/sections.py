@@ -25,6 +25,7 @@ from fedalloy.report.markup import (
     text,
 )  # fmt: skip
 from fedalloy.results.runs import by_name
+from fedalloy.tasks.metrics.direction import variance_as
 
 PARTICIPATION = {
     "contributions": "contributions", "per_client": "per client", "fewest": "fewest", "most": "most",
@@ -91,15 +92,24 @@ def clients(context: ReportContext) -> str:
 def fairness(context: ReportContext) -> str:
     """Inequality between clients."""
     metric = context.summaries[0].metric
-    head = ["algorithm", f"mean {metric}", "worst 10 %", "best 10 %", "parity gap", "variance (%²)", "Gini"]
+    variance, unit = variance_as(metric)
+    head = ["algorithm", f"mean {metric}", "worst 10 %", "best 10 %", "parity gap", variance, "Gini"]
     body = [
         [named(row["name"], context.styles), spread(row["mean"]), spread(row["worst_served"]),
-         spread(row["best_served"]), spread(row["parity_gap"]), spread(row["variance"], 1), spread(row["gini"])]
+         spread(row["best_served"]), spread(row["parity_gap"]), _variance(row["variance"], unit), spread(row["gini"])]
         for row in data.fairness_rows(context.summaries)
     ]  # fmt: skip
     note = "Over clients at the end, then mean ± standard deviation over seeds. Parity gap: the difference between the "
     note += "best and the worst 10 %. Gini: 0 when all clients have the same score."
     return section("fairness", "Fairness", table("Fairness", head, body), paragraph(note, "soft"))
+
+
+def _variance(found: dict[str, Any] | None, unit: float) -> Cell:
+    """A variance in the unit in which it is shown."""
+    if found is None or found["mean"] is None:
+        return spread(found)
+    apart = None if found["deviation"] is None else unit * found["deviation"]
+    return spread({**found, "mean": unit * found["mean"], "deviation": apart}, 1 if unit == 1 else 3)
 
 
 def weights(context: ReportContext) -> str:

@@ -34,9 +34,9 @@ from fedalloy.tasks.metrics.direction import higher_is_better
 
 _COLUMNS = {"mean": "mean", "worst_served": "worst 10 %", "best_served": "best 10 %", "gini": "Gini"}
 _REASONS = 5
+"""Why runs did not finish: so many reasons are shown."""
 _GLANCE = 50
 """Of data that are read on demand, so many clients are read to show a task; `task.describe()` reads more."""
-"""Why runs did not finish: so many reasons are shown."""
 _STYLE = "font-family:system-ui,sans-serif;font-size:13px;max-width:100%;overflow-x:auto"
 
 
@@ -148,6 +148,7 @@ def _new_axes() -> Any:
 
 
 def _draw_curve(axes: Any, result: RunResult, metric: str) -> None:
+    result.last(metric)  # refuses a metric by which the run was not scored
     points = _points(list(result.rounds()), metric)
     for statistic, line in (("mean", "solid"), ("worst_served", "dotted")):
         found = [(round, value) for round, value in points[statistic] if math.isfinite(value)]

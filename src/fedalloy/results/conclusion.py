@@ -88,7 +88,8 @@ def _nothing(rows: Sequence[ResultRow], outcomes: Sequence[RunOutcome]) -> str:
     if open_ones := sum(not run.ended for run in outcomes):
         return f"No verdict yet: {_count(open_ones, 'run')} of {len(outcomes)} did not finish."
     if not first.mean:
-        return f"No verdict: no run of {first.name}, with which the others are compared, finished with a value."
+        why = f" ({first.failed[0].reason})" if first.failed and first.failed[0].reason else ""
+        return f"No verdict: no run of {first.name}, with which the others are compared, finished with a value{why}."
     if not others:
         return f"No verdict: no seed has a value of {first.name} and of another algorithm.{_failures(rows)}"
     if any(run.quick for run in outcomes):

@@ -336,9 +336,9 @@ def as_standardise(standardise: Standardise) -> Standardise:
 
 def as_precision(dtype: Precision | torch.dtype) -> torch.dtype:
     """The dtype of a name."""
-    if isinstance(dtype, torch.dtype):
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
         return dtype
     known = {"float32": torch.float32, "float64": torch.float64}
-    if dtype not in known:
+    if isinstance(dtype, torch.dtype) or dtype not in known:
         raise SpecError(f"dtype '{dtype}': {nearest(str(dtype), known)}")
     return known[dtype]

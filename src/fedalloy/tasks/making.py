@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ def task(
     given = _columns(columns)
     dealt = partition is not None, uses_clients(partition)
     options = SourceOptions(ids, given, classes, lazy, tokenise, clients, *dealt, collate=collate)
-    settings = _settings(settings)
+    settings = _settings(settings, classes, clients)
     key, defaults = task_key(settings["seed"]), defaults_of(as_loader(dataset) or dataset)
     opened = _open(dataset, options, key.fold("dataset"), as_precision(settings["dtype"]))
     if isinstance(opened, Dataset):
@@ -130,13 +131,27 @@ def _made_from(source: TaskSource | None, task: FederatedTask) -> FederatedTask:
     return task
 
 
-def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(given: Mapping[str, Any], classes: int | None, clients: int | None) -> dict[str, Any]:
     """All settings of a task, with their defaults."""
+    _check_number("classes", classes, 0)
+    _check_number("clients", clients, 1)
     for name in given:
         if name not in _MORE:
             allowed = [*_MORE, *(one.name for one in _OWN)]
             raise SpecError(f"fedalloy.task: unknown argument '{name}'; {nearest(name, allowed)}")
-    return {name: one.default for name, one in _MORE.items()} | dict(given)
+    return _of_quantities({name: one.default for name, one in _MORE.items()} | dict(given), classes)
+
+
+def _check_number(name: str, given: object, least: int) -> None:
+    """Refuse what is no count."""
+    if given is not None and (not isinstance(given, Integral) or isinstance(given, bool) or given < least):
+        raise SpecError(f"fedalloy.task: {name} must be a whole number of at least {least}, got {given!r}")
+
+
+def _of_quantities(settings: dict[str, Any], classes: int | None) -> dict[str, Any]:
+    """``classes=0`` says that targets are quantities, also where they are whole numbers and nothing else says it."""
+    open_still = settings["kind"] is None and settings["loss"] is None
+    return {**settings, "kind": "regression"} if classes == 0 and open_still else settings
 
 
 def _told(data: Dataset, undivided: bool) -> Dataset:

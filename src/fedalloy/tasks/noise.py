@@ -54,6 +54,8 @@ def as_noise(noise: LabelNoise | Mapping[str, Any] | None) -> LabelNoise | None:
     """Label noise given as a value or a table."""
     if noise is None or isinstance(noise, LabelNoise):
         return noise
+    if not isinstance(noise, Mapping):
+        raise SpecError(f"noise must be a table, such as {{'kind': 'symmetric', 'ratio': 0.2}}, got {noise!r}")
     made: LabelNoise = build(LabelNoise, dict(noise), "noise")
     return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -86,6 +87,9 @@ def part_sizes(sizes: Tensor, test_fraction: float, valid_fraction: float) -> tu
 
 def check_fractions(test_fraction: float, valid_fraction: float) -> None:
     """Refuse fractions that leave nothing to train on."""
+    for name, share in (("test_fraction", test_fraction), ("valid_fraction", valid_fraction)):
+        if not isinstance(share, Real) or isinstance(share, bool):
+            raise SpecError(f"{name} must be a number of at least 0 and below 1, got {share!r}")
     if not (0 <= test_fraction < 1 and 0 <= valid_fraction < 1 and test_fraction + valid_fraction < 1):
         raise SpecError(
             f"test_fraction = {test_fraction} and valid_fraction = {valid_fraction} must be at least 0 and together "

@@ -31,6 +31,8 @@ def select(module: nn.Module, patterns: Patterns = None) -> Selection:
     """Parameters that match a pattern, or without patterns those with ``requires_grad``, are trained. Buffers of norm
     layers (:func:`is_norm`) are exchanged unless the layer is frozen; others, such as position ids, are constants.
 
+    A parameter with several names (tied weights) has the first of them, and a pattern may match any.
+
     A module is frozen if none of its parameters is trained; one without parameters is treated like the closest
     enclosing module that has some. A frozen norm layer stays in evaluation mode: it neither uses the statistics of a
     batch nor updates its own. With patterns all frozen modules do, so that a frozen body has no dropout; without
@@ -72,8 +74,11 @@ def _declared(module: nn.Module, buffer: str) -> bool:
 
 def _trained(module: nn.Module, names: list[str], patterns: Patterns) -> tuple[str, ...]:
     if patterns is not None:
-        _check(names, patterns)
-        return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
+        known = _all_names(module)
+        _check([one for some in known.values() for one in some], patterns)
+        return tuple(
+            name for name in names if any(fnmatchcase(one, pattern) for one in known[name] for pattern in patterns)
+        )
     trained = tuple(name for name, parameter in module.named_parameters() if parameter.requires_grad)
     if not trained and names:
         raise SpecError(
@@ -81,6 +86,14 @@ def _trained(module: nn.Module, names: list[str], patterns: Patterns) -> tuple[s
             f"name patterns in trainable; groups of parameters: {', '.join(_groups(names))}"
         )
     return trained
+
+
+def _all_names(module: nn.Module) -> dict[str, list[str]]:
+    """All names of every parameter, by the first one: a tied one has several."""
+    first: dict[int, list[str]] = {}
+    for name, leaf in module.named_parameters(remove_duplicate=False):
+        first.setdefault(id(leaf), []).append(name)
+    return {names[0]: names for names in first.values()}
 
 
 def _check(names: list[str], patterns: tuple[str, ...]) -> None:

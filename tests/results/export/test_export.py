@@ -124,6 +124,9 @@ def test_the_command_writes_all_formats(runs, tmp_path):
         done = CliRunner().invoke(app, ["export", folder, "-o", str(tmp_path / file)])  # the ending says the format
         assert done.exit_code == 0, done.output
         assert (tmp_path / file).read_bytes().startswith(begins), (tmp_path / file).read_bytes()[:20]
+    other = CliRunner().invoke(app, ["export", folder, "-o", str(tmp_path / "b.xlsx")])
+    assert other.exit_code == 2
+    assert "a table as 'b.xlsx': the ending selects the format, allowed are .txt, .csv" in other.output
     CliRunner().invoke(app, ["export", folder, "--format", "csv", "-o", str(tmp_path / "c.parquet")])
     assert (tmp_path / "c.parquet").read_bytes() == (tmp_path / "b.csv").read_bytes()
     wrong = ["export", folder, "--format", "latex", "--table", "rounds", "-o", str(tmp_path / "b.tex")]

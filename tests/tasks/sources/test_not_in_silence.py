@@ -62,6 +62,41 @@ class TestLabelsWithGaps:
         assert (task.kind, task.names) == ("classification", ("a",))
 
 
+class TestNoNumbers:
+    """Numbers that are none, and targets that are said to be quantities."""
+
+    @pytest.mark.parametrize("targets", [Y, np.stack([Y + 3, Y + 5], 1)], ids=["one", "two"])
+    def test_no_classes_means_quantities_also_where_they_are_whole_numbers(self, targets):
+        pandas = pytest.importorskip("pandas")
+        frame = pandas.DataFrame({"a": X[:, 0], "age": Y + 20, "s": Y})
+        made = [
+            fedalloy.task((X, targets), "logistic", clients=2, classes=0),
+            fedalloy.task([(X, targets), (X, targets)], "logistic", classes=0),
+            fedalloy.task(lambda client: (X, targets), "logistic", clients=2, classes=0),
+            fedalloy.task(frame, "logistic", columns={"label": "age", "client": "s"}, classes=0),
+        ]
+        assert [task.kind for task in made] == ["regression"] * 4
+        assert all(fedalloy.fit("fedavg", task, rounds=1, engine="loop").metric == "mae" for task in made)
+
+    @pytest.mark.parametrize(
+        ("settings", "said"),
+        [
+            ({"classes": -1}, "classes must be a whole number of at least 0, got -1"),
+            ({"classes": "2"}, "classes must be a whole number of at least 0, got '2'"),
+            ({"clients": 2.5}, r"clients must be a whole number of at least 1, got 2\.5"),
+            ({"clients": "3"}, "clients must be a whole number of at least 1, got '3'"),
+            ({"clients": True}, "clients must be a whole number of at least 1, got True"),
+            ({"test_fraction": "a"}, "test_fraction must be a number of at least 0 and below 1, got 'a'"),
+            ({"valid_fraction": None}, "valid_fraction must be a number of at least 0 and below 1, got None"),
+            ({"noise": 0.3}, "noise must be a table, such as"),
+            ({"dtype": torch.int64}, r"dtype 'torch\.int64': allowed: float32, float64"),
+        ],
+    )
+    def test_settings_of_another_type(self, settings, said):
+        with pytest.raises(SpecError, match=said):
+            fedalloy.task((X, Y), "logistic", **{"clients": 2, **settings})
+
+
 class TestWhoHasWhichRows:
     """Two statements about clients, of which one would be ignored."""
 
@@ -79,6 +114,14 @@ class TestWhoHasWhichRows:
                 with pytest.raises(SpecError, match=r"ids and columns.client|columns.client and partition"):
                     fedalloy.task(source, "logistic", columns=columns, lazy=lazy, **more)
             assert fedalloy.task(source, "logistic", "natural", columns=columns, lazy=lazy).population == 3
+
+    @pytest.mark.parametrize("lazy", [None, True])
+    def test_the_column_of_clients_in_frames_of_one_client_each(self, frame, lazy):
+        for source in ([frame, frame], {"p": frame, "q": frame}, lambda client: frame):
+            with pytest.raises(DataError, match=r"a frame of its own, and columns\.client = 's' names clients too"):
+                fedalloy.task(
+                    source, "logistic", columns={"client": "s"}, lazy=lazy, clients=2 if callable(source) else None
+                )
 
     def test_a_recipe_says_it_as_well(self):
         from fedalloy.experiment.recipe.reading import parse
@@ -108,8 +151,12 @@ class TestWhoHasWhichRows:
 
 def test_columns_of_one_name_and_features_listed_twice_are_refused():
     pandas = pytest.importorskip("pandas")
-    with pytest.raises(DataError, match="two columns of the same name"):
+    with pytest.raises(DataError, match="the frame has two columns of the same name, '1'"):
         fedalloy.task(pandas.DataFrame({1: X[:, 0], "1": X[:, 1], "y": Y}), "logistic", ids=Y)
+    arrow = pytest.importorskip("pyarrow")
+    twice = arrow.table([X[:, 0], X[:, 1], Y], names=["a", "a", "y"])
+    with pytest.raises(DataError, match="the frame has two columns of the same name, 'a'"):
+        fedalloy.task(twice, "logistic", ids=Y)
     with pytest.raises(SpecError, match="'features' lists a column twice"):
         fedalloy.task(pandas.DataFrame({"a": Y, "y": Y}), "logistic", ids=Y, columns={"features": ["a", "a"]})
 

@@ -21,7 +21,8 @@
 | ``global`` | ``{metric: value}`` on the global test set; only in rounds that evaluate |
 
 ``worst_served`` and ``best_served`` are the means over the 10 % of clients that are served worst and best; a metric without
-a direction has neither. ``worst`` and ``best`` are the lowest and the highest 10 %, of a loss as well.
+a direction has neither. ``worst`` and ``best`` are the lowest and the highest 10 %, of a loss as well. ``variance`` is
+that of 100 times the values, of any metric: in percent squared for shares, such as an accuracy.
 
 ``clients.jsonl`` has one object per evaluation and model, arrays in the order of ``ids``: ``round``, ``split``
 (``train``, ``valid`` or ``test``), ``model``, ``ids``, and one array per metric. ``model`` is ``global``, or, for methods

@@ -49,6 +49,8 @@ def _over_rounds(summaries: Sequence[RunSummary]) -> Chart:
     series = []
     for name, runs in by_name(summaries).items():
         rounds = max((run.history.rounds for run in runs), key=len)
+        if not rounds:  # every run failed in its first round
+            continue
         bins = pick(len(rounds), 120)
         # Means over bins instead of samples, so that no bad round is skipped.
         edges = list(zip(bins, [*bins[1:], len(rounds)], strict=True))

@@ -18,6 +18,7 @@ from fedalloy.experiment.recipe.changes import merge
 from fedalloy.experiment.recipe.reading import load, parse
 from fedalloy.experiment.recipe.tables import Recipe
 from fedalloy.experiment.records.reading import GIVEN
+from fedalloy.studies.compare.checking import check_engine, check_folder, check_grid
 from fedalloy.tasks.federation import FederatedTask
 from fedalloy.tasks.source import TaskSource
 
@@ -49,6 +50,8 @@ def as_call(
         raise SpecError("compare: the second argument is a task; the order is compare(task, algorithms)")
     if algorithms is not None and not algorithms:
         raise SpecError("compare: there are no algorithms: give {name: algorithm, ...}")
+    check_folder(folder)
+    check_engine(settings.get("engine"))
     settings = {**settings, **{name: _seeds(settings[name], name) for name in _SEEDS if settings.get(name) is not None}}
     given = task if isinstance(task, Recipe | Mapping | str | Path) else None
     where = Path(folder) if folder is not None else Path("runs") / _name(task)
@@ -63,8 +66,18 @@ def as_call(
         tables["tune"] = {**search, "trials": settings["tune"]}
     if algorithms is not None:
         tables["compare"] = [_entry(name, one, tables) for name, one in _named(algorithms).items()]
-    grid: Grid = settings.get("grid") or {}
-    return Call(parse(_with_grid(tables, grid), "compare"), own, where)
+    grid: Grid = {} if settings.get("grid") is None else settings["grid"]
+    check_grid(grid)
+    recipe = parse(_with_grid(tables, grid), "compare")
+    if "tune" in settings and settings.get("tuning_seeds") is not None:
+        _check_tunes(recipe)
+    return Call(recipe, own, where)
+
+
+def _check_tunes(recipe: Recipe) -> None:
+    """Refuse tuning seeds of a comparison that tunes nothing."""
+    if not recipe.grid and recipe.tune is None and not any(entry.grid for entry in recipe.compare):
+        raise SpecError("compare: tuning_seeds are for tuning, and nothing is tuned: give grid or tune too")
 
 
 def _unless_left_out(tables: Mapping[str, Any], settings: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from fedalloy.results.looks import Look, read_looks, record_look
 from fedalloy.results.outcome import RunOutcome, read_outcome
 from fedalloy.results.table import ResultRow, spreads, summarise
 from fedalloy.studies.compare.calling import Algorithms, Call, Grid, RecipeLike, TaskLike, as_call
+from fedalloy.studies.compare.checking import check_arguments
 from fedalloy.studies.compare.jobs import Broken, Job, Watcher, is_done, leave_if_starting, run_jobs
 from fedalloy.studies.compare.naming import folders, safe, settings_folders
 from fedalloy.studies.compare.progress import JobsBar
@@ -133,7 +134,7 @@ def compare(
     ``progress`` shows a bar (default: in notebooks); the stop button of a notebook returns the runs so far.
     """
     leave_if_starting()
-    _check_processes(processes)
+    check_arguments(processes, watcher, track)
     asked = {"seeds": seeds, "rounds": rounds, "tuning_seeds": tuning_seeds, "grid": grid, "tune": tune, **settings}
     call = as_call(task, *algorithms_or_folder(task, algorithms, folder, "compare"), asked)
     if watcher is None and (in_notebook() if progress is None else progress):
@@ -273,11 +274,6 @@ def grid_of(recipe: Recipe, name: str) -> dict[str, list[Any]]:
 def default_processes(recipe: Recipe) -> int:
     """One process per core on a CPU; a device is not shared."""
     return cores() if recipe.engine.device == "cpu" else 1
-
-
-def _check_processes(processes: int | None) -> None:
-    if processes is not None and (not isinstance(processes, int) or isinstance(processes, bool) or processes < 1):
-        raise SpecError(f"compare: processes is {processes!r}; it must be a whole number of at least 1")
 
 
 def _check_entries(recipe: Recipe) -> None:

@@ -14,6 +14,8 @@ from fedalloy.core.errors import SpecError
 LONGEST = 255
 """The longest file name in bytes."""
 _KEPT, _MARK = 200, 12
+_DEVICE = re.compile(r"(con|prn|aux|nul|(com|lpt)\d)(\..*)?", re.IGNORECASE)
+"""Names that are devices on Windows, where no folder can have them; neither can one that ends in a dot."""
 RESERVED = frozenset({
     "advice.json", "advice.toml", "advise.json", "comparison.json", "environment.json", "index.sqlite", "lock",
     "looks.json", "recipe.toml", "stop", "tuning", "tuned.toml", "tuning.json",
@@ -28,6 +30,8 @@ def safe(name: str) -> str:
     'FedProx_mu=0.1'
     """
     plain = re.sub(r"[^\w.=+-]+", "_", name).strip("_") or "run"
+    plain = re.sub(r"(?<=[^.])\.+$", "", plain)
+    plain = f"{plain}_" if _DEVICE.fullmatch(plain) else plain
     return plain if len(plain.encode()) <= LONGEST else _marked(plain, name)
 
 
@@ -41,6 +45,8 @@ def folders(names: Sequence[str], what: str = "compare") -> dict[str, str]:
     taken: dict[str, str] = {}
     for name in names:
         folder = safe(name)
+        if not name.strip():
+            raise SpecError(f"{what}: {name!r} is no name: give every algorithm a name of its own")
         if folder.startswith("."):
             raise SpecError(
                 f"{what}: '{name}' begins with a dot and cannot name a folder of runs: give it another name"

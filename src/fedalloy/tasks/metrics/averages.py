@@ -25,6 +25,7 @@ class Accuracy(Metric):
     targets that count."""
 
     kinds: ClassVar[tuple[TaskKind, ...]] = ("classification", "multilabel", "segmentation", "tokens")
+    share: ClassVar[bool] = True
     pooled = "mean"
 
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
@@ -86,6 +87,7 @@ class TopKAccuracy(Metric):
     lower class counts first."""
 
     kinds: ClassVar[tuple[TaskKind, ...]] = ("classification", "tokens")
+    share: ClassVar[bool] = True
     pooled = "mean"
 
     k: int = 5

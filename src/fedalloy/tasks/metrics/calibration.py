@@ -20,6 +20,7 @@ class CalibrationMetric(Metric):
     """A metric of confidence and hits, for one class per example."""
 
     kinds: ClassVar[tuple[TaskKind, ...]] = ("classification",)
+    share: ClassVar[bool] = True
 
 
 @register("metric", "ece", higher_is_better=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -26,9 +26,36 @@ def higher_is_better(metric: str) -> bool | None:
     from fedalloy.core import registry  # imported here: it loads torch, which readers of records do without
 
     with _asking:  # the live page calls this from many threads, and a category must not be seen partly loaded
+        return registry.direction(_registered(metric, registry.everything("metric")))
+
+
+def is_share(metric: str) -> bool:
+    """Whether the values of a metric are shares, from 0 to 1; False for an unknown one.
+
+    >>> is_share("accuracy"), is_share("top7"), is_share("mae"), is_share("nobody's")
+    (True, True, False, False)
+    """
+    from fedalloy.core import registry
+
+    with _asking:
         known = registry.everything("metric")
-        generic = metric not in known and top_k(metric) is not None
-        return registry.direction("top_k" if generic else metric)
+        rule = known.get(_registered(metric, known))
+    return rule is not None and bool(getattr(rule(), "share", False))
+
+
+def variance_as(metric: str) -> tuple[str, float]:
+    """What to call a recorded variance over clients, which is that of 100 times the values, and what to multiply it
+    with: percent suit shares only.
+
+    >>> variance_as("accuracy"), variance_as("mae")
+    (('variance (%²)', 1.0), ('variance', 0.0001))
+    """
+    return ("variance (%²)", 1.0) if is_share(metric) else ("variance", 1e-4)
+
+
+def _registered(metric: str, known: Container[str]) -> str:
+    """The name under which a metric is registered."""
+    return "top_k" if metric not in known and top_k(metric) is not None else metric
 
 
 def top_k(metric: str) -> int | None:

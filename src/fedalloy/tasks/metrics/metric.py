@@ -23,6 +23,8 @@ class Metric(ABC):
 
     kinds: ClassVar[tuple[TaskKind, ...]] = ()
     """The kinds of task that it is for; empty: any."""
+    share: ClassVar[bool] = False
+    """Whether scores are shares, from 0 to 1, of which some tables show percent."""
     pooled: ClassVar[Literal["", "mean", "log_mean"]] = ""
     """How the scores of clients, with how many of their targets count, give the score of all examples together: they
     are means, or exponentials of means. Empty: all evidence must be at one place, as for AUROC."""

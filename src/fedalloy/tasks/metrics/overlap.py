@@ -29,6 +29,7 @@ class ClassMetric(Metric):
     """A quotient of the numbers of found, predicted and true targets of every class."""
 
     kinds: ClassVar[tuple[TaskKind, ...]] = ("classification", "multilabel", "segmentation", "tokens")
+    share: ClassVar[bool] = True
 
     average: Average = "macro"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from fedalloy.core.errors import SpecError
+from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.own_code import own_code
 from fedalloy.core.protocols import Objective
 from fedalloy.core.registry import register
@@ -18,11 +18,10 @@ from fedalloy.tasks.metrics.metric import Metric, means
 
 Own = Callable[[Tensor, Tensor], Any]
 """``(outputs, y)`` to one value for all examples, or to one for each."""
+Per = Literal["client", "example"]
 
 
-def own_metric(
-    name: str, metric: Own, *, higher_is_better: bool | None, per: Literal["client", "example"] = "client"
-) -> None:
+def own_metric(name: str, metric: Own, *, higher_is_better: bool | None, per: Per = "client") -> None:
     """Register a metric under ``name``; from then on it is used by this name like any other.
 
     ``metric`` is a function of ``(outputs, y)`` or an object of torchmetrics. It is called once for every client, with
@@ -34,6 +33,8 @@ def own_metric(
             f"metric '{name}' is a {type(metric).__name__}: give a function of (outputs, y) or a torchmetrics object"
         )
 
+    if per not in get_args(Per):
+        raise SpecError(f"metric '{name}': per is {per!r}; {nearest(str(per), get_args(Per))}")
     if per == "example" and _is_torchmetric(metric):
         raise SpecError(f"metric '{name}' is an object of torchmetrics and has no values per example: leave 'per' out")
 
@@ -51,7 +52,7 @@ class OwnMetric(Metric):
 
     name: str
     function: Own
-    per: Literal["client", "example"] = "client"
+    per: Per = "client"
 
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
         """One value per example, or outputs and targets themselves."""

@@ -25,6 +25,7 @@ class RankingMetric(Metric):
     """A metric of scores and labels, averaged over classes (one against the rest) or labels that have a value."""
 
     kinds: ClassVar[tuple[TaskKind, ...]] = ("classification", "multilabel")
+    share: ClassVar[bool] = True
 
     @abstractmethod
     def of(self, scores: Tensor, labels: Tensor, owner: Tensor, clients: int) -> Tensor:

@@ -42,6 +42,7 @@ def pooled_frames(
     clients: Sequence[Mapping[str, Any]], names: Sequence[str] | None, columns: Columns, classes: int | None
 ) -> Dataset:
     """All clients in memory, encoded together so that categories mean the same."""
+    check_clients(columns)
     called = tuple(names or [f"client {number}" for number in range(len(clients))])
     whole = ["" in frames for frames in clients]
     if any(whole) and not all(whole):
@@ -111,6 +112,7 @@ def lazy_frames(
     read: Callable[[int], Any], made: LazyClients, columns: Columns, who: Callable[[int], str]
 ) -> LazyClients:
     """Clients whose frames are made when they are needed, in the form of the first client's."""
+    check_clients(columns)
     first = _frames(read(0), who(0))
     reader = TableReader.of_table(table_of(next(iter(first.values()))), columns, who(0), "columns")
 
@@ -133,6 +135,15 @@ def _frames(value: Any, who: str) -> dict[str, Any]:
     if found is None:
         raise DataError(f"{who}: got {type(value).__name__}, and the first client has a frame; give all the same form")
     return found
+
+
+def check_clients(columns: Columns) -> None:
+    """Refuse a column of clients in frames that are one client's each: it would take their place."""
+    if columns.client is not None:
+        raise DataError(
+            f"every client has a frame of its own, and columns.client = '{columns.client}' names clients too; leave "
+            "the column out (ignore), or give one frame: pandas.concat(frames)"
+        )
 
 
 def check_split(frames: Mapping[str, Any], columns: Columns) -> None:

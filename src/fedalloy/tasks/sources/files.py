@@ -22,7 +22,7 @@ from fedalloy.core.errors import DataError
 from fedalloy.tasks.datasets.archive import array_names, read_array, read_arrays
 from fedalloy.tasks.datasets.base import third_party
 from fedalloy.tasks.sources.columns import Column, Columns, Table
-from fedalloy.tasks.sources.frames import from_arrow
+from fedalloy.tasks.sources.frames import arrow_table
 from fedalloy.tasks.sources.hugging_face import pixels_of, stack_images
 from fedalloy.tasks.sources.sql import CONNECTION, read_query
 
@@ -32,7 +32,6 @@ SCHEMA = "schema.toml"
 _TABLES = (".csv", ".parquet", ".sql")
 _FILES = (".npz", *_TABLES)
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
-_PANDAS_INDEX = "__index_level_"
 _SEARCHED = 1000
 
 
@@ -257,8 +256,7 @@ def _read_parquet(path: Path) -> Table:
         table = parquet.read_table(path)
     except (OSError, ValueError) as cause:
         raise DataError(f"{path} is not a readable .parquet file: {cause}") from cause
-    names = [name for name in table.column_names if not name.startswith(_PANDAS_INDEX)]
-    return {name: from_arrow(table.column(name)) for name in names}
+    return arrow_table(table, str(path))
 
 
 def _is_client_file(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 
 from fedalloy.core.errors import DataError
 from fedalloy.tasks.sources.columns import Column, Table, is_gap, text_of
+
+_PANDAS_INDEX = "__index_level_"
 
 
 def library_of(value: Any) -> str:
@@ -31,10 +34,24 @@ def table_of(frame: Any) -> Table:
         frame = frame.collect() if hasattr(frame, "collect") else frame
         return {name: _from_polars(frame[name]) for name in frame.columns}
     if library == "pyarrow":
-        return {name: from_arrow(frame.column(name)) for name in frame.column_names}
-    if len({str(name) for name in frame.columns}) < len(frame.columns):
-        raise DataError("the frame has two columns of the same name (1 and '1' are the same); rename one")
+        return arrow_table(frame, "the frame")
+    check_names(frame.columns, "the frame")
     return {str(name): _from_pandas(frame[name]) for name in frame.columns}
+
+
+def arrow_table(table: Any, where: str) -> Table:
+    """The columns of a pyarrow table by name, without the index that pandas writes."""
+    check_names(table.column_names, where)
+    names = [name for name in table.column_names if not name.startswith(_PANDAS_INDEX)]
+    return {name: from_arrow(table.column(name)) for name in names}
+
+
+def check_names(names: Iterable[Any], where: str) -> None:
+    """Refuse two columns of one name, of which one would be lost."""
+    told = [str(name) for name in names]
+    twice = next((name for place, name in enumerate(told) if name in told[:place]), None)
+    if twice is not None:
+        raise DataError(f"{where} has two columns of the same name, '{twice}' (1 and '1' are the same); rename one")
 
 
 def from_arrow(column: Any) -> Column:

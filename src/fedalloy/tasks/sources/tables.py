@@ -45,7 +45,7 @@ def check_columns(found: Roles, first: Roles, path: Path) -> None:
     lacks, has = {*first.features} - {*found.features}, {*found.features} - {*first.features}
     if lacks or has:
         raise DataError(
-            f"{path} has other feature columns than the first file (missing: {', '.join(sorted(lacks)) or 'none'}; "
+            f"{path} has other feature columns than the first client (missing: {', '.join(sorted(lacks)) or 'none'}; "
             f"additional: {', '.join(sorted(has)) or 'none'}); all clients must have the same features"
         )
 
