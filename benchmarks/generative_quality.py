@@ -44,7 +44,7 @@ SMALL: dict[str, Any] = {
     "fedevg": "energy_cnn", "fedcgan": {"kind": "acgan", "norm": "group", "width": 4},
     "fedcvae": {"kind": "cvae", "norm": "group", "width": 4},
 }  # fmt: skip
-ROUNDS = {"fedevg": 25, "fedcgan": 20, "fedcvae": 30}
+ROUNDS = {"fedevg": 20, "fedcgan": 15, "fedcvae": 20}
 """Rounds of a whole epoch; FedEvg takes 20 local steps, with which a round is a second."""
 PER_CLASS = 20
 """Samples of every class that statistics are taken of; FedEvg has ten."""

@@ -163,7 +163,7 @@ def measure(
         spread = [round(1e3 * one, 3) for one in (min(times), max(times))]
         note(part=part, variant=label, ms=round(1e3 * statistics.median(times), 3), spread_ms=spread,
              first_s=round(first, 2), phases_ms={n: round(1e3 * v, 2) for n, v in phases.items()},
-             peak_mb=peak_mb(), fallback=engine._unbatchable,
+             peak_mb=peak_mb(), fallback=engine._unbatchable or engine._uncaptured,
              said=sorted({str(one.message)[:700] for one in said if "deprecated" not in str(one.message)})[:4],
              loss=float(outcome.cohort.stats["train_loss"].mean()))  # fmt: skip
         if profile:

@@ -90,7 +90,7 @@ def convolutional(precision: str) -> None:
         timed_as("stored patches", profile=True)
     with changed(conv_graphs, "may_be_factored", lambda algorithm: False):
         timed_as("private copies")
-    timed_as("mapped", "mapped")
+    timed_as("mapped", "mapped", profile=True)
 
 
 @contextmanager
@@ -158,7 +158,7 @@ def whole_rounds() -> None:
         gaps, accuracy, peak = timed_fit(task, 60, 50, 10, engine)
         note(part="fit cnn", variant=label, ms=round(1e3 * statistics.median(gaps), 3), accuracy=accuracy,
              quartiles=[round(1e3 * one, 3) for one in statistics.quantiles(gaps, n=4)], peak_mb=round(peak),
-             fallback=engine._unbatchable)  # fmt: skip
+             fallback=engine._unbatchable or engine._uncaptured)  # fmt: skip
 
 
 RESIDUAL = {"3x64": (3, 64), "10x20": (10, 20), "50x10": (50, 10)}

@@ -1,30 +1,71 @@
-"""All that is still to be measured on a lent GPU, as two commands of less than ten minutes each.
+"""All that is still to be measured on a lent GPU, as three commands that end in time.
 
     PYTHONPATH=src python -m benchmarks.gpu_session first --data FOLDER --out OUT [--minutes 9.5]
     PYTHONPATH=src python -m benchmarks.gpu_session second --data FOLDER --out OUT
+    PYTHONPATH=src python -m benchmarks.gpu_session third --data FOLDER --out OUT --minutes 7.5
     PYTHONPATH=src python -m benchmarks.gpu_session PLAN --out OUT
 
 ``FOLDER`` holds ``cifar10_train_a.npz`` and ``cifar10_test.npz`` (first), ``mnist_train.npz`` and ``mnist_test.npz``
-(second). ``--tiny`` runs a plan with the smallest sizes on a CPU, for which no file is needed: try a plan with it
-before it costs time on a card. All results lie in ``OUT``, in at most eight files; what a step prints is in
-``log.txt``, what became of it and how long it took in ``steps.txt``. A step that fails or is too slow ends alone.
+(second and third). ``--tiny`` runs a plan with the smallest sizes on a CPU, for which no file is needed: try a plan
+with it before it costs time on a card. All results lie in ``OUT``, in at most eight files, and are written as they are
+found; what a step prints is in ``log.txt``, what became of it and how long it took in ``steps.txt``. A step that fails
+or is too slow ends alone.
 
 The kernels in C must be on the machine, or draws take a hundred times as long: they are ignored by git, so carry
 ``src/fedalloy/core/native/kernels.so``. ``kernels.jsonl`` says in its first row whether they were found.
 
 *First call*, expected 9 minutes: compile all models side by side, with the conformance checks and their planted
 faults, which are not timed, beside them (3 minutes; 16 cores); ``h200`` before and after in one process (2.5); errors
-of the updates against float64 (0.3); two and four processes on the card (1.7); both CNN profiles (0.6); models x
-methods (1.5).
+of the updates against float64 (0.3); both CNN profiles, before and after (0.7); ResNet-20 with batches of 64, clients
+one after another and mapped (0.3); one, two and four processes on the card, ResNet-20 (0.6); models x methods (1.5).
 
-*Second call*, expected 9.5 minutes: compile (1); the generative methods' rounds, alone on the card (1.7); three seeds
-in tf32 and bf16, side by side, as nothing of them is timed (6.5: FedEvg 25 rounds of 20 local steps, FedCGAN 20,
-FedCVAE 30, and FedCVAE with the mapped kernel of before); the comparison (0.1). These times are estimates from earlier
-calls. What matters most runs first; when the minutes are over, the rest is listed as not run.
+*Second call*, expected 9.2 minutes: compile (1); the generative methods' rounds, alone on the card (1.7); three seeds
+in tf32 and bf16, side by side, as nothing of them is timed (6.2: FedEvg 20 rounds of 20 local steps, FedCGAN 15,
+FedCVAE 20, and FedCVAE with the mapped kernel of before); the comparison (0.1).
+
+*Third call*, expected 7.3 minutes: one, two and four processes on the card, FedEvg (1.7); three seeds of FedEvg and
+FedCGAN with the mapped kernel of before (5.5), to be compared afterwards with the rows of the second call. All these
+times are estimates from earlier calls. What matters most runs first; when the minutes are over, the rest is listed as
+not run.
+
+Half an hour of a card, of which its start takes one or two minutes, is these three calls and no more, one right after
+the other, since an idle machine is given back after half a minute, and the compiler's cache with it. Before::
+
+    mkdir -p carried/data
+    cp DATA/cifar10_train_a.npz DATA/cifar10_test.npz DATA/mnist_train.npz DATA/mnist_test.npz carried/data
+    python -m fedalloy.core.native.building
+
+Each call carries ``carried/data`` and ``src/fedalloy/core/native/kernels.so`` (51 MB, and 12 MB of code)::
+
+    PYTHONPATH=src python3 -m benchmarks.gpu_session first --data carried/data --out "$OUT"
+    PYTHONPATH=src python3 -m benchmarks.gpu_session second --data carried/data --out "$OUT"
+    PYTHONPATH=src python3 -m benchmarks.gpu_session third --data carried/data --out "$OUT" --minutes 7.5
+
+After the last one, with the files of the second and third call in folders of these names::
+
+    mkdir both && cat second/generative.jsonl third/generative.jsonl > both/generative.jsonl
+    PYTHONPATH=src python -m benchmarks.generative_quality compare --out both --keep both
+
+Long experiments need sessions of their own; minutes a run, estimated from the times of single rounds:
+
+- FedEvg on MNIST, ten clients, whole epochs. alpha = 1, 100 rounds: 8.5 a seed in tf32 (6.3 in bf16), one call::
+
+    PYTHONPATH=src python3 -m benchmarks.synthetic_gpu fedevg --data carried/data --side 32 --alpha 1 --rounds 100 \\
+        --evaluate-every 25 --seconds 530 --seed 0 --folder /tmp/fedevg-1-0 --out "$OUT"
+
+  alpha = 0.01 with the published 500 rounds: 39 a seed in tf32, 29 in bf16, so four or five calls with the same
+  ``--folder`` on the same machine (``--alpha 0.01 --rounds 500 --evaluate-every 50``), more than half an hour.
+- SuPerFed on MNIST, fifty clients (``fedalloy reproduce s4-ch2-mnist-50-long``): the steps of SuPerFed, APFL and Ditto
+  are fused on a CPU, where a round of SuPerFed-MM takes 1.4 s of one core, 12 minutes a run of 500 rounds, as much as
+  on a card (1.2 s a round): it needs none.
+- EWWA on CIFAR-10 (``s2-cifar10``, sixty runs of 500 rounds): ResNet-20 has BatchNorm, whose steps run without graphs,
+  which nobody has timed; at 30 ms a step a run takes 26 minutes, and fourteen side by side take 16 cores. The data,
+  68 MB, are more than one call carries: the first one copies ``cifar10_train_b.npz`` to a folder outside of the
+  checkout, the second brings the other two files. Runs come back with ``scripts/device_run.py`` and go on later.
 
 A ``PLAN`` is a file with one step a line: seconds, then the command's words after ``python3``. Neighbouring lines that
-begin with ``&`` run side by side; what ``&-`` finds is not kept: this is how the compiler's cache is filled. Time is
-kept for a step whose seconds end in ``!``.
+begin with ``&`` run side by side and share the processors; what ``&-`` finds is not kept: this is how the compiler's
+cache is filled. Time is kept for a step whose seconds end in ``!``.
 ``OUT/``, ``KEEP/`` and ``DATA/`` in a line are the folders of results, of what only later steps need, and of the data.
 """
 
@@ -51,12 +92,11 @@ FIRST = """
 &- 200 -m benchmarks.gpu_kernels --warm --only table:resnet20
 &- 200 -m benchmarks.gpu_kernels --warm --only table:attention
 &- 200 -m benchmarks.gpu_kernels --warm --only table:lora
-&- 120 -m benchmarks.gpu_kernels --warm --only generative:fedevg:tf32
 240 -m benchmarks.h200 --data DATA/ --timed --rounds 200 --out OUT/h200.json
 60 -m benchmarks.gpu_kernels --only errors
-120 -m benchmarks.gpu_kernels --only sharing:fedevg
-80 -m benchmarks.gpu_kernels --only sharing:resnet20
 60 -m benchmarks.gpu_kernels --only cnn:tf32 cnn:bf16
+40 -m benchmarks.gpu_kernels --only resnet:3x64:best,mapped
+80 -m benchmarks.gpu_kernels --only sharing:resnet20
 60 -m benchmarks.gpu_kernels --only table:cnn
 60 -m benchmarks.gpu_kernels --only table:resnet20
 60 -m benchmarks.gpu_kernels --only table:attention
@@ -81,7 +121,12 @@ SECOND = """
 & 400 -m benchmarks.generative_quality train fedcvae before --data DATA/ --out OUT/ --keep KEEP/
 30! -m benchmarks.generative_quality compare --out OUT/ --keep KEEP/
 """
-PLANS = {"first": FIRST, "second": SECOND}
+THIRD = """
+120 -m benchmarks.gpu_kernels --only sharing:fedevg
+& 400 -m benchmarks.generative_quality train fedevg before --data DATA/ --out OUT/ --keep KEEP/
+& 400 -m benchmarks.generative_quality train fedcgan before --data DATA/ --out OUT/ --keep KEEP/
+"""
+PLANS = {"first": FIRST, "second": SECOND, "third": THIRD}
 RESERVE = 15.0
 """Seconds that are kept for steps marked with ``!``, which run even if nothing else is left to do."""
 
@@ -130,10 +175,15 @@ def groups(steps: list[Step]) -> Iterator[list[Step]]:
         yield from [some] if beside else ([one] for one in some)
 
 
-def start(words: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a step; what it prints is added to the log when it is written."""
+def start(words: list[str], log: Path, beside: int = 1) -> subprocess.Popen[bytes]:
+    """Start a step; what it prints is added to the log when it is written. Those that run side by side share the
+    processors, which each would otherwise use all for its draws and again for its compiler."""
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if beside > 1:
+        share = str(max(1, (os.cpu_count() or 1) // beside))
+        env |= {"OMP_NUM_THREADS": share, "TORCHINDUCTOR_COMPILE_THREADS": share}
     with log.open("ab") as file:
-        return subprocess.Popen([sys.executable, *words], stdout=file, stderr=file, start_new_session=True)
+        return subprocess.Popen([sys.executable, *words], stdout=file, stderr=file, start_new_session=True, env=env)
 
 
 def wait(step: subprocess.Popen[bytes], until: float) -> str:
@@ -157,7 +207,7 @@ def work(steps: list[Step], out: Path, seconds: float, say: Callable[[str], None
             say(f"not run: {'; '.join(' '.join(step.words) for step in some)}")
             well = False
             continue
-        started = [(step, start(step.call(out), out / "log.txt")) for step in some]
+        started = [(step, start(step.call(out), out / "log.txt", len(some))) for step in some]
         for step, running in started:
             said = wait(running, min(end, now + step.seconds))
             took, name = time.monotonic() - now, " ".join(step.words)
@@ -169,7 +219,7 @@ def work(steps: list[Step], out: Path, seconds: float, say: Callable[[str], None
 def main(given: list[str] | None = None) -> bool:
     """All steps of a plan."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("plan", help="first, second, or a file")
+    parser.add_argument("plan", help="first, second, third, or a file")
     parser.add_argument("--data", type=Path, default=Path("."))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=9.5)

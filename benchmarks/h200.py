@@ -204,7 +204,8 @@ def compare(name: str, data: Dataset, shape: Shape, rounds: int) -> list[dict[st
         spread = [1e3 * value for value in (min(gaps), max(gaps))]
         rows.append({
             "shape": name, "variant": label, "ms": round(ms, 3), "spread_ms": [round(v, 3) for v in spread],
-            "accuracy": round(accuracy, 4), "peak_mb": round(peak), "fallback": engine._unbatchable,
+            "accuracy": round(accuracy, 4), "peak_mb": round(peak),
+            "fallback": engine._unbatchable or engine._uncaptured,
         })  # fmt: skip
         print(rows[-1], flush=True)
     base = 1e3 * statistics.median(control)

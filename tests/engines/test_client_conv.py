@@ -291,3 +291,14 @@ def test_on_a_cpu_factors_are_not_rounded(monkeypatch):
     monkeypatch.setattr(conv_kernel, "has_kernels", lambda device: True)
     assert kernel.nearest(value).item() == 1
     assert replace(kernel, precision="bf16").nearest(value).dtype == torch.bfloat16
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
+def test_an_activation_is_undone_in_full_precision():
+    """1 - tanh(x)^2 in bf16 has no correct digit where tanh is near 1."""
+    stage = ProductStage("w", None, (2, 2, 3), (2, 2, 3), Window((1, 1), (1, 1), (0, 0)), None)
+    pooled = torch.linspace(0.9, 0.99, 6).reshape(1, 2, 1, 1, 3).bfloat16()
+    grad, chosen = torch.ones_like(pooled), torch.zeros_like(pooled, dtype=torch.int8)
+    found = client_conv.unpool(stage, grad, pooled, chosen, "tanh", "bf16").reshape(1, 2, 2, 2, 3)[:, :, 0, 0]
+    right = (1 - pooled.double() ** 2)[:, :, 0, 0]
+    assert float(((found.double() - right) / right).abs().max()) <= 2**-7  # the interpreter cuts off what is stored

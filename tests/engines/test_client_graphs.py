@@ -104,9 +104,20 @@ def test_examples_at_another_address_need_no_new_graph(task):
     play(engine, algorithm, task)
     block = task.block
     other = replace(task, block=Block(block.x + 1.0, block.y.clone(), block.start, block.size))
-    assert gaps(play(engine, algorithm, other), play(Loop(), algorithm, other)) == []
+    client_graphs.warn_mapped.cache_clear()
+    with pytest.warns(RuntimeWarning, match="takes clients at once: examples are read again"):
+        found = play(engine, algorithm, other)
+    assert gaps(found, play(Loop(), algorithm, other)) == []
     assert engine._client_graphs is not None
     assert len(engine._client_graphs._lanes) == 1
+
+
+def test_a_model_that_cannot_run_one_by_one_says_so():
+    normed = task_of(lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)), (4, 4, 6))
+    client_graphs.warn_mapped.cache_clear()
+    with pytest.warns(RuntimeWarning, match="takes clients at once: batches of its model must not be padded"):
+        found = play(Batched(kernel="sequential"), fedavg(lr=0.1, batch_size=2), normed)
+    assert gaps(found, play(Loop(), fedavg(lr=0.1, batch_size=2), normed)) == []
 
 
 class Reading(Sgd):

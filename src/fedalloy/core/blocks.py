@@ -62,6 +62,14 @@ class Prepared:
         rows = (start + self.plan.index[:, : len(self.running)]).clamp_(max=last)
         return rows.transpose(0, 1).contiguous().to(inputs.device_of(self.data.y))
 
+    @cached_property
+    def trained(self) -> Tensor:
+        """The ``mask`` without the examples of clients whose link failed: for kernels that take every step with all
+        clients, instead of those that are ``running``."""
+        if self.work.all_active:
+            return self.mask
+        return self.mask & self.work.active.to(self.mask.device).reshape(1, -1, 1)
+
     @property
     def taken(self) -> Tensor:
         """How many steps every client takes, ``[C]``; 0 if its link fails."""

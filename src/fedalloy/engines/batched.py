@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from fedalloy.core import inputs, tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.applying import vmapped
 from fedalloy.core.blocks import blocks, prepare
+from fedalloy.core.contributions import Contributions
 from fedalloy.core.errors import SpecError
 from fedalloy.core.gathering import Gathering
 from fedalloy.core.program import BlockTraining, Finished, Kernel, TrainingResult, run_block
@@ -26,7 +28,7 @@ from fedalloy.core.protocols import Engine, Objective, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Block, Cohort, Context, State, Work
 from fedalloy.engines.kernels import fused, fused_interpolated, fused_mixed, fused_phases, vmap_kernel
-from fedalloy.engines.kernels.client_graphs import ClientGraphs
+from fedalloy.engines.kernels.client_graphs import ClientGraphs, warn_mapped
 from fedalloy.engines.kernels.conv_chain import Stages, stages_of
 from fedalloy.engines.kernels.conv_graphs import ConvGraphs
 from fedalloy.engines.kernels.cuda_graphs import CudaGraphs
@@ -34,8 +36,9 @@ from fedalloy.engines.kernels.fused_graph import FusedGraphs
 from fedalloy.engines.kernels.layer_chain import chain_of
 from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, mixed_sgd_of, plain_sgd_of, two_phase_sgd_of
 from fedalloy.engines.loop import loop_like
-from fedalloy.engines.precision import Precision, precise
+from fedalloy.engines.precision import Precision, precise, products_in
 from fedalloy.engines.profile import phase
+from fedalloy.engines.shared_cohort import LentCohort
 
 _is_cuda = attrgetter("is_cuda")
 _LARGE_ROW = 1024
@@ -57,7 +60,7 @@ class Batched(Engine):
     ``compiled`` applies only to it, ``precision`` also to steps that cannot be captured. There ``best`` takes clients
     one after another if the step of one is large; ``sequential`` always does, ``mapped`` never. ``compiled``: none
     compiles the steps of clients one after another and of models with convolutions, true those of all, false none. What
-    cannot be batched runs in the loop engine, after one warning.
+    cannot be captured runs without graphs, what cannot be batched in the loop engine, each after one warning.
     """
 
     memory_mb: float | None = None
@@ -97,12 +100,10 @@ class Batched(Engine):
                         return _refused(work, wrong)
                     if algorithm.stateful:
                         kept |= zip(done.ids.tolist(), _alone(done.states, len(done.ids)), strict=True)
-                return Outcome(gathering.cohort(), kept)
+                return Outcome(self._lent(gathering.cohort()), kept)
         except Exception as error:
-            if (
-                _on_gpu(shared) and self._cuda_graphs is not None and not self._uncaptured
-            ):  # the same steps, launched one by one
-                self._cuda_graphs, self._uncaptured = None, _reason(error)
+            if _on_gpu(shared) and self._cuda_graphs is not None and not self._uncaptured:
+                self._launch_one_by_one(error)
                 return self(algorithm, task, shared, states, work, ctx)
             # Either vmap does not support the step, or a client fails: then the loop raises an error that names it.
             outcome = loop_like(self)(algorithm, task, shared, states, work, ctx)
@@ -137,6 +138,20 @@ class Batched(Engine):
         budget = self.memory_mb or (8192.0 if _on_gpu(shared) else 1024.0)
         return max(1, int(budget * 1e6 / max(1, one)))
 
+    def _lent(self, found: Contributions) -> Contributions:
+        """The contributions, which refuse to be read after the next round if a graph's replay will overwrite them."""
+        if self._conv_graphs is None or type(found) is not Cohort:
+            return found
+        made = found.ids, found.payload, found.stats, found.cross, found.noted
+        return LentCohort(*made, owner=self._conv_graphs, made=self._conv_graphs.calls)
+
+    def _launch_one_by_one(self, error: Exception) -> None:
+        """Take the same steps without CUDA graphs from now on."""
+        self._cuda_graphs, self._uncaptured = None, _reason(error)
+        warnings.warn(
+            f"local steps run without CUDA graphs, which is slower: {self._uncaptured}", RuntimeWarning, stacklevel=3
+        )
+
     def _give_up(self, error: Exception) -> None:
         self._unbatchable = _reason(error)
         warnings.warn(
@@ -165,6 +180,8 @@ class Batched(Engine):
         """The kernel for the local steps: a fused one if ``_fused`` finds layers; otherwise CUDA graphs on a GPU, and
         plain vmap on a CPU, or if batches must not be padded or have several lengths."""
         on_gpu = _on_gpu(shared)
+        if on_gpu and self.compiled and find_spec("triton") is None:
+            _warn_not_compiled()
         stages = self._convolutional(algorithm, objective, shared, data)
         if stages is not None:
             self._conv_graphs = self._conv_graphs or ConvGraphs(self.precision, self.compiled)
@@ -172,25 +189,37 @@ class Batched(Engine):
         layers = self._fused(algorithm, objective, shared)
         if layers is not None and not fused.accepts(layers, data, not objective.takes_integers):
             layers = None
-        if layers is not None and two_phase_sgd_of(algorithm) is not None:
-            return partial(fused_phases.train, layers)
-        if layers is not None and mixed_sgd_of(algorithm) is not None:
-            return partial(fused_mixed.train, layers)
-        if layers is not None and plain_sgd_of(algorithm) is None:
-            return partial(fused_interpolated.train, layers)
-        if layers is not None and not on_gpu:
-            return partial(fused.train, layers)
         if layers is not None:
-            self._fused_graphs = self._fused_graphs or FusedGraphs()
-            return partial(self._fused_graphs.train, layers)
+            dense = partial(self._dense_kernel(algorithm, on_gpu), layers)
+            return partial(self._train_dense, dense) if on_gpu else dense
         whole = objective.needs_full_batches or objective.buckets is not None
-        if whole or not (on_gpu or self.kernel == "sequential"):
+        if whole and self.kernel == "sequential":
+            warn_mapped("batches of its model must not be padded, or have several lengths")
+        if not on_gpu and (whole or self.kernel != "sequential"):
             return vmap_kernel.train
-        if self._uncaptured:
+        if whole or self._uncaptured:
             return self._train_uncaptured
         self._cuda_graphs = self._cuda_graphs or CudaGraphs(self.precision, self.compiled)
         mapped = self._cuda_graphs.train if on_gpu else vmap_kernel.train
         return self._one_by_one(mapped).train if self._suits_one_by_one(shared, data) else mapped
+
+    def _dense_kernel(self, algorithm: Algorithm, on_gpu: bool) -> Callable[..., TrainingResult]:
+        """The fused kernel for the local program on a chain of dense layers."""
+        if two_phase_sgd_of(algorithm) is not None:
+            return fused_phases.train
+        if mixed_sgd_of(algorithm) is not None:
+            return fused_mixed.train
+        if plain_sgd_of(algorithm) is None:
+            return fused_interpolated.train
+        if not on_gpu:
+            return fused.train
+        self._fused_graphs = self._fused_graphs or FusedGraphs()
+        return self._fused_graphs.train
+
+    def _train_dense(self, dense: Kernel, training: BlockTraining) -> TrainingResult:
+        """A fused kernel on a GPU, whose products are in float32 or tf32: bf16 is tf32 there."""
+        with products_in(self.precision):
+            return dense(training)
 
     def _one_by_one(self, otherwise: Kernel) -> ClientGraphs:
         always = self.kernel == "sequential"
@@ -202,8 +231,10 @@ class Batched(Engine):
         are slower for many clients at once. Graphs read the examples themselves, so these must be with the models."""
         one = next(iter(shared["params"].values()))
         convolves = any(leaf.dim() > 2 for leaf in shared["params"].values())
-        wanted = self.kernel == "sequential" or (self.kernel == "best" and convolves)
-        return wanted and inputs.device_of(data.y) == one.device
+        wanted, here = self.kernel == "sequential" or (self.kernel == "best" and convolves), one.device
+        if self.kernel == "sequential" and inputs.device_of(data.y) != here:
+            warn_mapped("examples are not on the device of the models")
+        return wanted and inputs.device_of(data.y) == here
 
     def _convolutional(self, algorithm: Algorithm, objective: Objective, shared: Shared, data: Block) -> Stages | None:
         """The stages of a convolutional chain if there is a kernel for the local program; on a CPU, where ordinary
@@ -215,7 +246,8 @@ class Batched(Engine):
         return stages_for(objective, shared, data) if data.x.device == data.y.device == here else None
 
     def _train_uncaptured(self, training: BlockTraining) -> TrainingResult:
-        """The steps of a graph without a graph, for models that cannot be captured."""
+        """The steps of a graph without a graph, for models that cannot be captured and for batches that must not be
+        padded."""
         with precise(self.precision):
             return vmap_kernel.train(training)
 
@@ -276,6 +308,17 @@ def _refused(work: Work, reason: str) -> Outcome:
 def one_target(data: Block) -> bool:
     """Whether examples are tensors with one target each, as the fused kernels need them."""
     return isinstance(data.x, Tensor) and isinstance(data.y, Tensor) and data.y.dim() == 1
+
+
+@cache
+def _warn_not_compiled() -> None:
+    """Say once that what was asked for is not possible here."""
+    warnings.warn(
+        "engine 'batched': compiled = true, but Triton is not installed, so local steps run uncompiled; torch's CUDA "
+        "builds bring it along, and compiled = false asks for no compiler",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def _on_gpu(shared: Shared) -> bool:

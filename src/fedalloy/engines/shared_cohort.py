@@ -1,4 +1,5 @@
-"""Contributions that stay in the shared memory that the workers wrote them to and are summed by these processes.
+"""Contributions in memory that the engine uses again in its next call, and those of them that stay in the shared memory
+that the workers wrote them to and are summed by these processes.
 
 Every process sums a range of columns over all clients, in the same chunks and order as a single process would: the
 result depends neither on the number of processes nor on their speed.
@@ -6,7 +7,7 @@ result depends neither on the number of processes nor on their speed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol, Self
@@ -33,41 +34,31 @@ class Overwritten(FedalloyError):
     """Contributions were used after the engine had begun its next round."""
 
 
-class Summing(Protocol):
-    """The owner of the shared rows."""
+class Counting(Protocol):
+    """The owner of memory that is used again, with the number of times that it was."""
 
     calls: int
+
+
+class Summing(Counting, Protocol):
+    """The owner of the shared rows."""
 
     def sum_there(self, part: str, weights: list[float], columns: Sequence[Columns]) -> Tree | None:
         """The leaves of a part, each process summing its columns; None if the processes are not available."""
 
 
 @dataclass(frozen=True)
-class SharedCohort(Cohort):
-    """A cohort whose payload is rows of shared memory, valid until the engine's next call: ``made`` is the number of
-    the call that wrote them. ``resend`` and ``with_payload`` return a cohort without ``owner``, which is not checked.
-    ``original`` is the payload that the processes have."""
+class LentCohort(Cohort):
+    """A cohort whose payload lies in memory that the engine uses again, valid until its next call: ``made`` is the
+    number of the call that wrote it. ``resend`` and ``with_payload`` return a cohort without ``owner``, which is not
+    checked."""
 
-    owner: Summing | None = None
+    owner: Counting | None = None
     made: int = 0
-    workers: int = 1
-    original: Payload | None = None
 
     def combine(self, part: str, weights: Weights) -> Tree:
         self._check()
-        stacked = self.payload[part]
-        large = {name: leaf for name, leaf in stacked.items() if _is_large(leaf)}
-        by_client = isinstance(weights, Tensor) and weights.dim() == 1
-        # The processes have only the original rows, under the original names of the parts.
-        if not large or not by_client or self.owner is None or self.payload is not self.original or self.workers < 2:
-            return super().combine(part, weights)
-        assert isinstance(weights, Tensor)
-        columns = split_columns({name: leaf[0].numel() for name, leaf in large.items()}, self.workers)
-        found = self.owner.sum_there(part, weights.tolist(), columns)
-        if found is None:
-            return super().combine(part, weights)
-        rest = tree.combine({name: leaf for name, leaf in stacked.items() if name not in large}, weights)
-        return {name: found[name] if name in large else rest[name] for name in stacked}
+        return super().combine(part, weights)
 
     def chunks(self, parts: Sequence[str]) -> Iterator[tuple[Chunk, tuple[Tensor, ...]]]:
         self._check()
@@ -89,6 +80,9 @@ class SharedCohort(Cohort):
         self._check()
         return replace(super().resend(ids, received), owner=None)
 
+    def with_stats(self, stats: Mapping[str, Tensor]) -> Self:
+        return replace(self, stats={**self.stats, **stats})
+
     def with_payload(self, payload: Payload) -> Self:
         return replace(super().with_payload(payload), owner=None)
 
@@ -106,7 +100,32 @@ class SharedCohort(Cohort):
             check_current(self.owner, self.made)
 
 
-def check_current(owner: Summing, made: int) -> None:
+@dataclass(frozen=True)
+class SharedCohort(LentCohort):
+    """A cohort whose payload is rows of shared memory. ``original`` is the payload that the processes have."""
+
+    owner: Summing | None = None
+    workers: int = 1
+    original: Payload | None = None
+
+    def combine(self, part: str, weights: Weights) -> Tree:
+        self._check()
+        stacked = self.payload[part]
+        large = {name: leaf for name, leaf in stacked.items() if _is_large(leaf)}
+        by_client = isinstance(weights, Tensor) and weights.dim() == 1
+        # The processes have only the original rows, under the original names of the parts.
+        if not large or not by_client or self.owner is None or self.payload is not self.original or self.workers < 2:
+            return super().combine(part, weights)
+        assert isinstance(weights, Tensor)
+        columns = split_columns({name: leaf[0].numel() for name, leaf in large.items()}, self.workers)
+        found = self.owner.sum_there(part, weights.tolist(), columns)
+        if found is None:
+            return super().combine(part, weights)
+        rest = tree.combine({name: leaf for name, leaf in stacked.items() if name not in large}, weights)
+        return {name: found[name] if name in large else rest[name] for name in stacked}
+
+
+def check_current(owner: Counting, made: int) -> None:
     """Refuse to read rows that the engine has used for another round."""
     if owner.calls != made:
         raise Overwritten(

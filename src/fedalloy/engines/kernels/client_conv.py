@@ -63,6 +63,13 @@ def rounded(value: Tensor, precision: Precision) -> Tensor:
         from fedalloy.engines.kernels.on_gpu import conv_launch
 
         return conv_launch.rounded(value, precision)
+    return nearest(value)
+
+
+def nearest(value: Tensor) -> Tensor:
+    """``rounded`` to tf32 in plain torch, which a compiler joins to what is around; other dtypes are left."""
+    if value.dtype != torch.float32:
+        return value
     bits = (value.view(torch.int32) + 0x1000) & -0x2000
     return torch.where(value == value, bits.view(torch.float32), value)
 

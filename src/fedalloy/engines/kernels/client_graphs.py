@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -58,8 +59,11 @@ class ClientGraphs:
             self._lanes[key] = self._make(training, _values(training))
         lanes = self._lanes[key]
         # A graph reads the examples at their address: those that are read again in every round would need a new one.
-        here = lanes and lanes[0].pool == _addresses(_pool(training))
-        return run(lanes, training) if here else self.otherwise(training)
+        if lanes and lanes[0].pool == _addresses(_pool(training)):
+            return run(lanes, training)
+        if self.always:
+            warn_mapped("examples are read again in every round, and graphs read them where they were")
+        return self.otherwise(training)
 
     def _make(self, training: BlockTraining, values: Values) -> list[Lane]:
         """The lanes for blocks of this shape; none if the clients should rather be mapped."""
@@ -81,6 +85,12 @@ class ClientGraphs:
         count = min(lanes_for(flops), len(training.block))
         owners = training.algorithm, training.objective, training.block.data
         return [Lane(step, values, self.precision, owners) for _ in range(count)]
+
+
+@cache
+def warn_mapped(reason: str) -> None:
+    """Say once per reason that clients do not run one after another although that was asked for."""
+    warnings.warn(f"kernel 'sequential' takes clients at once: {reason}", RuntimeWarning, stacklevel=3)
 
 
 class Lane:

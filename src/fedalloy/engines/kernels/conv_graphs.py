@@ -67,10 +67,13 @@ class ConvGraphs:
     _captured: dict[tuple[Any, ...], CapturedRound] = field(default_factory=dict, repr=False)
     _fusing: Fuser | None = field(default=None, repr=False)
     _given_up: bool = False
+    calls: int = field(default=0, init=False, repr=False)
+    """How many blocks were trained: a replay overwrites what an earlier one returned."""
 
     def train(self, stages: Stages, training: BlockTraining) -> TrainingResult:
         """The kernel, for a model of these stages and a solver that declares plain descent."""
         params, lr = training.shared["params"], training.ctx.local_lr
+        self.calls += 1
         kernel = self._kernel(stages, training)
         batches = Batches.of(training.block, everybody=kernel.is_still)
         with products_in(self.precision):

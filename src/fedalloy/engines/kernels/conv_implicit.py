@@ -17,7 +17,7 @@ from torch import Tensor
 from fedalloy.core.types import Tree
 from fedalloy.engines.kernels import client_conv
 from fedalloy.engines.kernels.between_products import applied, back, onward, undo_all
-from fedalloy.engines.kernels.client_conv import ACTIVATIONS, After, DrawnImages
+from fedalloy.engines.kernels.client_conv import ACTIVATIONS, After, DrawnImages, nearest
 from fedalloy.engines.kernels.conv_chain import Op, ProductStage
 from fedalloy.engines.kernels.conv_kernel import (
     ConvSgd,
@@ -31,6 +31,7 @@ from fedalloy.engines.kernels.conv_kernel import (
 )
 from fedalloy.engines.kernels.fused import Memory
 from fedalloy.engines.kinds import PlainSgd
+from fedalloy.engines.precision import Precision
 
 
 @dataclass
@@ -47,18 +48,18 @@ def forward(kernel: ConvSgd, model: Tree, factored: Factored, pool: Tensor, rows
     """What the backward pass reads, and the model's outputs, ``[C, classes, B]``."""
     dtype = torch.bfloat16 if kernel.precision == "bf16" else model[kernel.stages[0].weight].dtype
     kept, value = KeptImages(), None
-    for place, (stage, after) in enumerate(pairwise(kernel.stages)):
+    for stage, after in pairwise(kernel.stages):
         given = DrawnImages(pool, rows, dtype) if value is None else value
         bias = bias_of(stage, model)
         if stage.window is None:
             assert isinstance(given, Tensor)
             stored, chosen = product(kernel, model, factored, stage, given), None
-            value = kernel.fusing(("onward", place), partial(onward, stage, after), stored, bias)
+            value = kernel.fusing(partial(onward, stage, after), stored, bias)
         else:
             activation, pools, rest = split(stage)
             follows = After(bias, activation, pools)
             stored, chosen = client_conv.convolve(stage, given, model[stage.weight], follows, kernel.precision)
-            value = kernel.fusing(("rest", place), partial(_rest, rest), stored) if rest else stored
+            value = kernel.fusing(partial(_rest, rest, kernel.precision), stored) if rest else stored
             value = value.flatten(2) if after.window is None else value
         kept.inputs.append(given)
         kept.values.append(stored)
@@ -146,30 +147,32 @@ def _through(kernel: ConvSgd, model: Tree, kept: KeptImages, place: int, grad: T
     stage, before, value = kernel.stages[place], kernel.stages[place - 1], kept.values[place - 1]
     if before.window is None:
         given = value, bias_of(before, model), grad
-        return kernel.fusing(("back", place), partial(back, before, stage), *given).transpose(1, 2)
+        return kernel.fusing(partial(back, before, stage), *given).transpose(1, 2)
     activation, pools, rest = split(before)
     chosen, shape = kept.chosen[place - 1], (*grad.shape[:1], -1, before.shape[2])
     if stage.window is not None and _undoes(before):
         return grad.reshape(shape)
     if rest or not pools:
         undone = () if pools or not activation else (Op(activation),)
-        grad = kernel.fusing(("undo", place), partial(_rest_back, undone, rest), value, grad)
+        grad = kernel.fusing(partial(_rest_back, undone, rest, kernel.precision), value, grad)
     if chosen is None:
         return grad.reshape(shape)
     return client_conv.unpool(before, grad.reshape(value.shape), value, chosen, activation, kernel.precision)
 
 
-def _rest(ops: Sequence[Op], value: Tensor) -> Tensor:
-    """The layers between a convolution's kernel and the next."""
+def _rest(ops: Sequence[Op], precision: Precision, value: Tensor) -> Tensor:
+    """The layers between a convolution's kernel and the next, which expects rounded images in tf32."""
     for op in ops:
         value = applied(op, value)
-    return value
+    return nearest(value) if precision == "tf32" else value
 
 
-def _rest_back(first: Sequence[Op], ops: Sequence[Op], value: Tensor, grad: Tensor) -> Tensor:
-    """The gradient before these layers, and before the activation ``first``, whose result is ``value``."""
+def _rest_back(first: Sequence[Op], ops: Sequence[Op], precision: Precision, value: Tensor, grad: Tensor) -> Tensor:
+    """The gradient before these layers, and before the activation ``first``, whose result is ``value``; rounded for the
+    convolution before them."""
     values = [value]
     for op in ops:
         values.append(applied(op, values[-1]))
     grad = undo_all(ops, values, grad.reshape(values[-1].shape))
-    return undo_all(first, [value] * (len(first) + 1), grad).contiguous()
+    grad = undo_all(first, [value] * (len(first) + 1), grad).contiguous()
+    return nearest(grad) if precision == "tf32" else grad

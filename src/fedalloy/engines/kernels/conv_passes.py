@@ -30,10 +30,10 @@ def forward(kernel: ConvSgd, model: Tree, factored: Factored, pool: Tensor, rows
     """What the backward pass reads, and the model's outputs, ``[C, classes, B]``."""
     stages, fusing = kernel.stages, kernel.fusing
     dtype = torch.bfloat16 if kernel.precision == "bf16" else model[stages[0].weight].dtype
-    values, outs = [fusing("enter", partial(enter, stages[0], dtype=dtype), pool, rows)], []
-    for place, (stage, after) in enumerate(pairwise(stages)):
+    values, outs = [fusing(partial(enter, stages[0], dtype=dtype), pool, rows)], []
+    for stage, after in pairwise(stages):
         outs.append(product(kernel, model, factored, stage, values[-1]))
-        values.append(fusing(("onward", place), partial(onward, stage, after), outs[-1], bias_of(stage, model)))
+        values.append(fusing(partial(onward, stage, after), outs[-1], bias_of(stage, model)))
     return (values, outs), last_product(model, stages[-1], values[-1])
 
 
@@ -47,4 +47,4 @@ def backward(kernel: ConvSgd, memory: Memory, factored: Factored, sgd: PlainSgd,
         product_move(kernel, memory, factored, sgd, stage, out_grad, values[place])
         if place:
             given = outs[place - 1], bias_of(before, model), by_input
-            out_grad = kernel.fusing(("back", place), partial(back, before, stage), *given).transpose(1, 2)
+            out_grad = kernel.fusing(partial(back, before, stage), *given).transpose(1, 2)

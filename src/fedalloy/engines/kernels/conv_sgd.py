@@ -41,8 +41,9 @@ class Batches:
     @staticmethod
     def of(block: Prepared, everybody: bool) -> Batches:
         """Those of a block; ``everybody`` leaves finished clients in, with examples that do not count."""
-        running = (len(block),) * len(block.running) if everybody else tuple(block.running)
-        return Batches(block.data.x, block.data.y, block.rows, block.mask, block.seen, running)
+        data, running = block.data, (len(block),) * len(block.running) if everybody else tuple(block.running)
+        seen = block.seen if block.trained is block.mask else block.trained.sum(2)
+        return Batches(data.x, data.y, block.rows, block.trained, seen, running)
 
 
 def factored_layers(kernel: ConvSgd, model: Tree, batches: Batches) -> Factored:

@@ -32,6 +32,9 @@ from fedalloy.engines.precision import Precision, fastest_convolutions, precise
 
 FEW = 8
 """Up to this many clients run in separate CUDA streams; more are vmapped, and those that share most of a model."""
+MOST_GRAPHS = 32
+"""Cohorts of many sizes need graphs of many shapes, each with a copy of all its clients' models: the one that was not
+used for longest is given up."""
 _WARM_UPS = 3
 DIFFERENTIABLE = False
 
@@ -71,8 +74,9 @@ class CudaGraphs:
         algorithm, objective, ctx = training.algorithm, training.objective, training.ctx
         block, device, carry, buffers = training.block, training.device, training.carry, training.buffers
         drawn = {name: leaf.to(device) for name, leaf in block.draws.items()}
-        dropout, phase, mask = dropout_keys(block).to(device), block.plan.phase.to(device), block.mask.to(device)
-        loss_sum, counted = torch.zeros(len(block), 2, dtype=torch.float64, device=device), training.counted.to(device)
+        dropout, phase, mask = dropout_keys(block).to(device), block.plan.phase.to(device), block.trained.to(device)
+        loss_sum = torch.zeros(len(block), 2, dtype=torch.float64, device=device)
+        counted = training.counted.to(device) * mask.any(2)
         held: CapturedStep | None = None
         for step, (x, y) in enumerate(padded_batches(block)):
             values = {
@@ -99,7 +103,10 @@ class CudaGraphs:
         leaves, structure = tree_flatten(values)
         key = (id(algorithm), id(objective), whole, str(structure), *((leaf.shape, leaf.dtype) for leaf in leaves))
         if key not in self._captured:
+            if len(self._captured) >= MOST_GRAPHS:
+                del self._captured[next(iter(self._captured))]
             self._captured[key] = self._capture(algorithm, objective, ctx, values, whole)
+        self._captured[key] = self._captured.pop(key)  # the last one was used last
         return self._captured[key]
 
     def _capture(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -153,20 +154,21 @@ def _keep_counters(graph: fx.Graph) -> None:
 
 @dataclass
 class Fuser:
-    """Calls functions of tensors, each compiled once per shape if ``compiled``. ``key`` identifies a function: two with
-    the same key compute the same."""
+    """Calls functions of tensors, each compiled once per shape if ``compiled``. A function is a ``partial``: two that
+    fix the same arguments of the same function compute the same, whichever model they belong to."""
 
     compiled: bool
     _made: dict[tuple[Any, ...], Callable[..., Tensor]] = field(default_factory=dict, repr=False)
 
-    def __call__(self, key: Any, function: Callable[..., Tensor], *given: Tensor | None) -> Tensor:
+    def __call__(self, function: partial[Tensor], *given: Tensor | None) -> Tensor:
         """``function(*given)``."""
         if not self.compiled:
             return function(*given)
         shapes = tuple(None if one is None else (one.shape, one.stride(), one.dtype) for one in given)
-        if (key, shapes) not in self._made:
-            self._made[key, shapes] = _compiled(function, given)
-        return self._made[key, shapes](*(one for one in given if one is not None))
+        key = function.func, function.args, tuple(sorted(function.keywords.items())), shapes
+        if key not in self._made:
+            self._made[key] = _compiled(function, given)
+        return self._made[key](*(one for one in given if one is not None))
 
 
 def _compiled(function: Callable[..., Tensor], given: tuple[Tensor | None, ...]) -> Callable[..., Tensor]:

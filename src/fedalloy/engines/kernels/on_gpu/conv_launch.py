@@ -130,6 +130,7 @@ def unpool(
         RIGHT=right,
         OUT=channels,
         ACT=activation,
+        SUM=_sum(out),
         ROUND=precision,
         BLOCK=1024,
     )

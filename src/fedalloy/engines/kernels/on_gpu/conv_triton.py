@@ -245,15 +245,16 @@ def round_all(value, out, COUNT, BLOCK: tl.constexpr):
 
 @triton.jit
 def unpool(grad, pooled, chosen, out,
-           COUNT, DOWN: tl.constexpr, RIGHT: tl.constexpr, OUT: tl.constexpr, ACT: tl.constexpr, ROUND: tl.constexpr,
-           BLOCK: tl.constexpr):  # fmt: skip
+           COUNT, DOWN: tl.constexpr, RIGHT: tl.constexpr, OUT: tl.constexpr, ACT: tl.constexpr, SUM: tl.constexpr,
+           ROUND: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """The gradient before an activation and pooling over windows of 2 x 2, whose largest number is at ``chosen``."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     o, pixel = at % OUT, at // OUT
     z, y, n = pixel % RIGHT, pixel // RIGHT % DOWN, pixel // (RIGHT * DOWN)
     window = ((n * (DOWN // 2) + y // 2) * (RIGHT // 2) + z // 2) * OUT + o
     ok = at < COUNT
-    g = _undone(tl.load(grad + window, mask=ok, other=0.0), tl.load(pooled + window, mask=ok, other=0.0), ACT)
+    g, value = tl.load(grad + window, mask=ok, other=0.0), tl.load(pooled + window, mask=ok, other=0.0)
+    g = _undone(g.to(SUM), value.to(SUM), ACT)
     taken = tl.load(chosen + window, mask=ok, other=0) == y % 2 * 2 + z % 2
     tl.store(out + at, tl.where(taken, _rounded(g, ROUND), 0.0).to(out.dtype.element_ty), mask=ok)
 
