@@ -19,7 +19,7 @@ from fedalloy.core.errors import ClientError
 from fedalloy.core.keys import Key
 from fedalloy.core.native import library
 from fedalloy.engines.batched import Batched, dense_of
-from fedalloy.engines.kernels import cuda_graphs, fused, fused_logistic, vmap_kernel
+from fedalloy.engines.kernels import cuda_graphs, fused, fused_logistic, inplace_sgd, vmap_kernel
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.one_by_one import KernelFor, run_clients
 from fedalloy.methods.servers.sgd import ServerSgd
@@ -130,6 +130,54 @@ def test_a_broken_kernel_is_noticed(monkeypatch, fault):
     assert gaps(play(Batched(kernel="fused"), algorithm, task), expected) == []
     monkeypatch.setattr(fused, name, FAULTS[fault][1](getattr(fused, name)))
     assert gaps(play(Batched(kernel="best"), algorithm, task), expected) != []
+
+
+MODELS: dict[str, Any] = {
+    "one layer": lambda: nn.Linear(4, 3),
+    "two layers": lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)),
+}
+
+
+def of_round_three(model: str, engine: Any) -> list[str]:
+    """Where an engine leaves the loop in a round whose step size is a quarter of the solver's."""
+    task, algorithm = task_of(MODELS[model]), algorithms.fedavg(lr=0.4, batch_size=2, decay=0.5)
+    return gaps(play(engine, algorithm, task, round=3), play(Loop(), algorithm, task, round=3))
+
+
+@pytest.mark.parametrize("kernel", ["in place", "fused", "compiled", "mapped"])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_step_size_is_that_of_the_round(model, kernel, monkeypatch):
+    """A kernel that takes it from the solver, or keeps that of an earlier round, is right in the first round alone."""
+    alone: Any = Called(partial(run_clients, kernel=KernelFor(plain_sgd=True)))
+    engine = alone if kernel == "in place" else Batched(kernel="mapped" if kernel == "mapped" else "best")
+    if kernel == "fused":
+        monkeypatch.setattr(fused_logistic, "library", lambda: None)
+    assert of_round_three(model, engine) == []
+
+
+LATE: dict[str, tuple[str, Any, str, Any]] = {
+    "compiled": (
+        "one layer", fused_logistic, "_job",
+        lambda right: lambda *given: right(*given[:5], 0.4, *given[6:]),
+    ),
+    "fused": (
+        "two layers", fused, "backward",
+        lambda right: lambda *given, **named: right(*given[:6], 0.4, *given[7:], **named),
+    ),
+    "in place": (
+        "one layer", inplace_sgd.InplaceModel, "descend", lambda right: lambda self, loss, lr: right(self, loss, 0.4)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", LATE)
+def test_the_step_size_of_the_first_round_is_noticed_later(kernel, monkeypatch):
+    model, owner, name, breaks = LATE[kernel]
+    if kernel == "compiled" and library() is None:
+        pytest.skip("the kernels are not compiled in this installation")
+    monkeypatch.setattr(owner, name, breaks(getattr(owner, name)))
+    alone: Any = Called(partial(run_clients, kernel=KernelFor(plain_sgd=True)))
+    assert of_round_three(model, alone if kernel == "in place" else Batched()) != []
 
 
 @settings(max_examples=15)
