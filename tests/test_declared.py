@@ -220,7 +220,7 @@ def test_what_lacks_members_is_refused_at_the_door(task, said):
 
 def test_an_engine_that_is_none_is_refused_at_the_door():
     with pytest.raises(SpecError, match=r"inherits from fedalloy\.core\.engine\.Engine"):
-        fit(algorithms.fedavg(), small_task(), rounds=1, engine=lambda *given: None)
+        fit(algorithms.fedavg(), small_task(), rounds=1, engine=lambda *given: None)  # type: ignore[arg-type]
 
 
 def test_what_is_no_engine_is_refused_where_a_federation_is_built():

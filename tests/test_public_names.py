@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import subprocess
 import sys
 import warnings
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -15,8 +19,35 @@ from fedalloy import methods
 from fedalloy._moved import MOVED
 from fedalloy.core import registry
 from fedalloy.core.errors import SpecError
+from fedalloy.experiment.config import RunConfig
+from fedalloy.experiment.describing import PATHS
+from fedalloy.experiment.settings import AdviceSettings, ComparisonSettings, FitSettings, SearchSettings
+from fedalloy.tasks.assembly import make_task
+from fedalloy.tasks.settings import TaskSettings
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
+USERS_FILE = """
+import numpy as np
+import torch
+import fedalloy
+from fedalloy.methods import AaggffD, Momentum, Prox, Sgd
+
+data = {"a": (np.zeros((4, 2)), np.zeros(4)), "b": (np.zeros((4, 2)), np.zeros(4))}
+task = fedalloy.task(data, "logistic", test_fraction=0.5, kind="regression")
+fair = fedalloy.Algorithm(Prox(0.01, lr=0.1), AaggffD(), Momentum())
+result = fedalloy.fit(fair, task, rounds=2, cohort=0.5, metrics=["mae"], engine="loop")
+outputs: torch.Tensor = result.predict(np.zeros((1, 2)))
+comparison = fedalloy.compare(task, ["fedavg"], "runs", seeds=range(3), evaluate_every=2, rounds=3)
+mean = comparison.rows[0].mean
+head: torch.nn.Linear = fedalloy.load("saved").module(torch.nn.Linear(2, 1))
+fedalloy.task(data, test_fracton=0.5)  # wrong
+fedalloy.fit("fedavg", task, evaluate_evry=2)  # wrong
+fedalloy.compare(task, ["fedavg"], engine=3)  # wrong
+Sgd(lrr=0.1)  # wrong
+fedalloy.fitt  # wrong
+result.lst()  # wrong
+mean.text()  # wrong
+"""
 
 
 @pytest.mark.parametrize("name", fedalloy.__all__)
@@ -34,9 +65,48 @@ def test_every_rule_is_there_by_its_class_name(kind):
         assert rule.__name__ in dir(methods)
 
 
+def test_a_type_checker_knows_every_rule_by_its_class_name():
+    """At run time the rules are found in the registry, which a type checker does not run."""
+    text = (SOURCE / "fedalloy" / "methods" / "__init__.py").read_text(encoding="utf-8")
+    (block,) = (one for one in ast.parse(text).body if isinstance(one, ast.If))
+    known = {
+        f"{one.module}:{name.asname}" for one in block.body if isinstance(one, ast.ImportFrom) for name in one.names
+    }
+    kinds = ("solver", "weighting", "server", "wire")
+    rules = [rule for kind in kinds for rule in registry.everything(kind).values() if isinstance(rule, type)]
+    assert known == {f"{rule.__module__}:{rule.__name__}" for rule in rules if rule.__module__.startswith("fedalloy.")}
+
+
+def test_a_type_checker_knows_every_setting():
+    """Further settings are typed beside the code that takes them; none is missing, and none is there too many."""
+    run = {field.name for field in fields(RunConfig)} - {"rounds", "seed"}
+    assert run == {*get_type_hints(FitSettings)}
+    compared = {*PATHS, "sampling", "devices", "engine", "engine_options", "cohort"}
+    assert {*get_type_hints(ComparisonSettings)} == compared - {"rounds"}
+    assert {*get_type_hints(SearchSettings)} == compared | {"seeds"}
+    assert {*get_type_hints(AdviceSettings)} == compared | {"seeds", "tuning_seeds"}
+    wanted = get_type_hints(make_task)
+    keyword_only = [
+        one.name for one in inspect.signature(make_task).parameters.values() if one.kind is one.KEYWORD_ONLY
+    ]
+    assert get_type_hints(TaskSettings) == {name: wanted[name] for name in keyword_only}
+
+
+def test_an_editor_is_told_what_a_users_file_gets_wrong(tmp_path):
+    api = pytest.importorskip("mypy.api")
+    (tmp_path / "mine.py").write_text(USERS_FILE)
+    # With the project's own settings, so that what it keeps of torch and the library is used: seconds, not a minute.
+    kept = ["--config-file", str(SOURCE.parent / "pyproject.toml"), "--cache-dir", str(SOURCE.parent / ".mypy_cache")]
+    told, _, code = api.run([*kept, str(tmp_path / "mine.py")])
+    lines = USERS_FILE.splitlines()
+    wrong = {number for number, line in enumerate(lines, 1) if "# wrong" in line}
+    found = {int(line.split(":")[1]) for line in told.splitlines() if ": error: " in line}
+    assert (code, found) == (1, wrong), told
+
+
 def test_a_misspelt_rule_is_told_what_there_is():
     with pytest.raises(AttributeError, match="did you mean 'Prox'"):
-        methods.Proxx  # noqa: B018
+        methods.Proxx  # type: ignore[attr-defined]  # noqa: B018
 
 
 OLD = {

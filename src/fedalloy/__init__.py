@@ -87,17 +87,19 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        found: Any = _version()
-    elif name in _HOME:
-        module, _, attribute = _HOME[name].partition(":")
-        loaded = import_module(module)
-        found = getattr(loaded, attribute) if attribute else loaded
-    else:
-        raise AttributeError(f"module 'fedalloy' has no attribute '{name}'; it has {', '.join(sorted(_HOME))}")
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # a type checker knows the names above, and a misspelt one is an error
+
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            found: Any = _version()
+        elif name in _HOME:
+            module, _, attribute = _HOME[name].partition(":")
+            loaded = import_module(module)
+            found = getattr(loaded, attribute) if attribute else loaded
+        else:
+            raise AttributeError(f"module 'fedalloy' has no attribute '{name}'; it has {', '.join(sorted(_HOME))}")
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

@@ -169,7 +169,7 @@ def test_a_model_by_name_is_built_anew(model, tmp_path):
 def test_a_model_that_only_its_program_has_is_not_built(result, tmp_path):
     with pytest.raises(SpecError, match="not one of fedalloy's by name: give your module"):
         fedalloy.load(result.save(tmp_path / "kept")).module()
-    frozen = fedalloy.task("synthetic", {"kind": "mlp", "hidden": [5]}, clients=3, trainable=["output.*"])
+    frozen = fedalloy.task("synthetic", {"kind": "mlp", "hidden": [5]}, clients=3, trainable=("output.*",))
     part = fedalloy.load(fedalloy.fit("fedavg", frozen, rounds=1, engine="loop").save(tmp_path / "part"))
     with pytest.raises(SpecError, match="give your module"):
         part.module()  # its frozen layer is not in the file

@@ -111,7 +111,7 @@ def test_a_built_model_in_float64_is_not_rounded_in_silence():
 
 def test_an_unknown_unit_is_refused():
     with pytest.raises(SpecError, match="unit 'tokens': allowed: examples, targets"):
-        fedalloy.task(DATA, model=lambda: nn.Linear(4, 2), clients=2, unit="tokens")
+        fedalloy.task(DATA, model=lambda: nn.Linear(4, 2), clients=2, unit="tokens")  # type: ignore[arg-type]
 
 
 class Decoder(nn.Module):

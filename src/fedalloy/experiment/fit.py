@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from fedalloy.experiment.notebook import ProgressBar, in_notebook
 from fedalloy.experiment.recorder import MemoryRecorder, Recorder, Row
 from fedalloy.experiment.records.reading import name_of, read_run
 from fedalloy.experiment.sampling import UniformSampling
+from fedalloy.experiment.settings import FitSettings
 from fedalloy.experiment.tracking import Tracker
 from fedalloy.experiment.trained import Trained
 from fedalloy.methods import published as algorithms
@@ -247,7 +248,7 @@ def fit(
     progress: bool | None = None,
     start_over: bool = False,
     allow_engine_change: bool = False,
-    **settings: Any,
+    **settings: Unpack[FitSettings],
 ) -> RunResult:
     """Train ``algorithm`` on ``task`` and return what happened.
 
@@ -265,7 +266,7 @@ def fit(
     _check_given(folder, callbacks, track, watcher)
     chosen = as_algorithm(algorithm)
     _check_whose(settings, chosen)
-    config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task, resume))
+    config = RunConfig(rounds=rounds, seed=seed, **_settings({**settings}, cohort, task, resume))
     told = recipe_of(chosen, task, config) if folder is not None else _told_parts(chosen)
     recipe = Described({**told, **_given_name(algorithm)})
     bars = [ProgressBar()] if (in_notebook() if progress is None else progress) else []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -34,6 +34,7 @@ from fedalloy.tasks.noise import as_noise
 from fedalloy.tasks.partitions.base import Partition
 from fedalloy.tasks.partitions.flower_datasets import uses_clients
 from fedalloy.tasks.precision import reading_as
+from fedalloy.tasks.settings import TaskSettings
 from fedalloy.tasks.source import TaskSource, source_of
 from fedalloy.tasks.sources.columns import Columns
 from fedalloy.tasks.sources.hugging_face import Tokenise
@@ -70,7 +71,7 @@ def task(
     collate: Collate | None = None,
     lazy: bool | None = None,
     cache_mb: float = CACHE_MB,
-    **settings: Any,
+    **settings: Unpack[TaskSettings],
 ) -> FederatedTask | LazyTask:
     """Clients with data, a model and a loss; all random draws depend on ``seed`` only.
 
@@ -89,19 +90,19 @@ def task(
     given = _columns(columns)
     dealt = partition is not None, uses_clients(partition)
     options = SourceOptions(ids, given, classes, lazy, tokenise, clients, *dealt, collate=collate)
-    settings = _settings(settings, classes, clients)
-    key, defaults = task_key(settings["seed"]), defaults_of(as_loader(dataset) or dataset)
-    opened = _open(dataset, options, key.fold("dataset"), as_precision(settings["dtype"]))
+    asked = _settings(settings, classes, clients)
+    key, defaults = task_key(asked["seed"]), defaults_of(as_loader(dataset) or dataset)
+    opened = _open(dataset, options, key.fold("dataset"), as_precision(asked["dtype"]))
     if isinstance(opened, Dataset):
         data = _told(opened, as_loader(dataset) is None and partition is None and clients is None)
-        made = make_task(_Opened(data, defaults), model, partition, _number(clients, dataset, opened), **settings)
-        said = {"dataset": dataset, "model": model, "partition": partition, "clients": clients, **settings}
+        made = make_task(_Opened(data, defaults), model, partition, _number(clients, dataset, opened), **asked)
+        said = {"dataset": dataset, "model": model, "partition": partition, "clients": clients, **asked}
         return _made_from(source_of(said) if options.is_default else None, made)
     if isinstance(opened, LazyRows):
         rule = as_partition(partition, opened)  # type: ignore[arg-type]
         number = clients or rule.clients_for(opened.owner) or DEFAULT_CLIENTS
         opened = opened.deal(rule, number, key.fold("federation"))
-    return _lazy_task(opened, model, defaults, key, cache_mb, **settings)
+    return _lazy_task(opened, model, defaults, key, cache_mb, **asked)
 
 
 _MORE = {name: one for name, one in inspect.signature(make_task).parameters.items() if one.kind is one.KEYWORD_ONLY}

@@ -129,7 +129,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="minutes is 0"):
         fedalloy.advise(RECIPE, tmp_path, minutes=0)
     with pytest.raises(SpecError, match="unknown setting 'algoritm'"):
-        fedalloy.advise(RECIPE, tmp_path, algoritm="fedavg")
+        fedalloy.advise(RECIPE, tmp_path, algoritm="fedavg")  # type: ignore[call-arg]
 
 
 def _effects(metric: str, higher: bool, values: dict[str, list[float]]) -> list[Effect]:

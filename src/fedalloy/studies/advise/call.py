@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from fedalloy.core import registry
 from fedalloy.core.algorithm import Algorithm
@@ -20,6 +20,7 @@ from fedalloy.experiment.recipe.resolving import algorithm_of, resolve, scored
 from fedalloy.experiment.recipe.tables import AlgorithmTable, Recipe, TuneTable
 from fedalloy.experiment.records import atomic
 from fedalloy.experiment.records.toml import dumps
+from fedalloy.experiment.settings import AdviceSettings
 from fedalloy.methods.solvers.training import LocalTraining
 from fedalloy.studies.advise.answer import Effect, chosen, counted, effects, first_line, further_lines
 from fedalloy.studies.advise.facts import REFERENCE, known_facts
@@ -106,7 +107,7 @@ def advise(
     without: Sequence[str] = (),
     processes: int | None = None,
     watcher: Watcher | None = None,
-    **settings: Any,
+    **settings: Unpack[AdviceSettings],
 ) -> Advice:
     """Which method to use: describe the federation, try the most promising methods, compare the best ones with FedAvg.
 

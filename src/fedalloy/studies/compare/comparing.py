@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from fedalloy.core import registry
 from fedalloy.core.errors import SpecError, nearest
@@ -22,6 +22,7 @@ from fedalloy.experiment.recipe.resolving import cores, entry_names, resolve, sc
 from fedalloy.experiment.recipe.tables import EntryTable, Recipe
 from fedalloy.experiment.records import atomic
 from fedalloy.experiment.records.reading import RunRecord, find_runs, is_run, read_run
+from fedalloy.experiment.settings import ComparisonSettings
 from fedalloy.results.conclusion import conclusion, notes
 from fedalloy.results.gains import ClientGains, client_gains, read_scores
 from fedalloy.results.looks import Look, read_looks, record_look
@@ -112,7 +113,7 @@ def compare(
     watcher: Watcher | None = None,
     track: Sequence[str] = (),
     progress: bool | None = None,
-    **settings: Any,
+    **settings: Unpack[ComparisonSettings],
 ) -> Comparison:
     """Run every algorithm with every seed; each run in ``folder/<name>/seed-<s>``.
 

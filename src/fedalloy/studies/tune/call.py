@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from fedalloy.core.errors import FedalloyError
 from fedalloy.experiment.recipe.changes import leaves
@@ -14,6 +14,7 @@ from fedalloy.experiment.recipe.resolving import entry_names
 from fedalloy.experiment.recipe.tables import Recipe
 from fedalloy.experiment.records import atomic
 from fedalloy.experiment.records.toml import dumps
+from fedalloy.experiment.settings import SearchSettings
 from fedalloy.studies.compare.calling import Algorithms, Call, RecipeLike, TaskLike, as_call
 from fedalloy.studies.compare.comparing import (
     algorithms_or_folder,
@@ -81,7 +82,7 @@ def tune(
     tuning_seeds: Sequence[int] | None = None,
     processes: int | None = None,
     watcher: Watcher | None = None,
-    **settings: Any,
+    **settings: Unpack[SearchSettings],
 ) -> Tuning:
     """Search for good settings of every algorithm, each with the same budget: ``trials`` (default 20),
     ``budget_rounds`` or ``seconds``.
