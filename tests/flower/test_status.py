@@ -150,6 +150,14 @@ def test_a_run_tells_round_speed_and_who_is_missing_since_when(tmp_path):
     assert look(folder, NOW).code == CRITICAL
 
 
+def test_a_round_that_waited_for_nodes_says_nothing_about_the_time_that_is_left(tmp_path):
+    made = RunFolder.open(a_run(tmp_path / "run", rows=3))
+    with made.lock():
+        made.append("timings", {"round": 3, "clients": 3600.0, "server": 1.0})
+        (run,) = look(made.path, NOW).runs
+    assert (run.seconds, run.left) == (4.0, 28.0)
+
+
 def test_the_command_shows_names_and_has_an_exit_code(records, tmp_path, monkeypatch):
     # The records are of NOW, which may be minutes ago when this test has its turn.
     monkeypatch.setattr(status, "time", SimpleNamespace(time=lambda: NOW))
