@@ -237,3 +237,25 @@ def test_strangers_cannot_fill_the_file(keys, monkeypatch):
         contacts.note(ACTIVATE, headers, "", 412)
     assert len(contacts.known) == 65
     assert any(one.name == "north" for one in contacts.known.values())
+
+
+def test_two_processes_with_one_key_are_noticed(keys):
+    """As after a node's folder was copied to another machine, and both were started: a new process signs on, and the
+    requests of the one before go on."""
+    north, now = keys / "north", [NOW]
+    contacts = Contacts(keys, lambda: now[0])
+
+    def twice() -> float | None:
+        return next(iter(contacts.known.values())).twice
+
+    for connection, target in ((3, ACTIVATE), (3, PULL), (4, PULL), (3, PULL)):
+        contacts.note(target, request(north), "10.0.0.7", 200, connection)
+    assert twice() is None, "one process has several connections, all of them opened after it signed on"
+    contacts.note(ACTIVATE, request(north), "10.0.0.7", 200, 7)
+    contacts.note(PULL, request(north), "10.0.0.7", 200, 8)
+    assert twice() is None, "its predecessor was killed"
+    now[0] += 60
+    contacts.note(PULL, request(north), "10.0.0.9", 200, 4)
+    assert twice() == now[0]
+    contacts.write()
+    assert next(iter(read_contacts(keys).values())).twice == now[0]

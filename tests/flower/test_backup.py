@@ -144,6 +144,8 @@ def test_what_is_no_backup_and_a_folder_that_is_missing_are_said_in_words(record
         restore(records.place.folder / "server.toml", tmp_path / "new")
     with pytest.raises(SpecError, match=r"there is no folder .*missing; make it"):
         back_up(records.place.folder, tmp_path / "missing" / "backup.tar")
+    with pytest.raises(SpecError, match=r"every later backup would hold it"):
+        back_up(records.place.folder, records.place.folder / "backup.tar")
 
 
 def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path):

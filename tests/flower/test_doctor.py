@@ -27,7 +27,7 @@ from fedalloy.cli.app import app
 from fedalloy.experiment.recipe import load
 from fedalloy.experiment.records import toml
 from fedalloy.experiment.records.lock import locked
-from fedalloy.flower import dry_run, pki, reachability
+from fedalloy.flower import dry_run, pki, proxies, reachability
 from fedalloy.flower.doctor import examine
 from fedalloy.flower.layout import server_files
 from fedalloy.flower.pki import make_server_certificate
@@ -154,7 +154,13 @@ def test_a_name_without_an_address(place):
     assert done.output.splitlines()[-1] == "to repair: name"
 
 
-def test_a_proxy_that_refuses_and_one_that_is_not_there(place, monkeypatch):
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine stands for another one, which is reached through a proxy."""
+    monkeypatch.setattr(proxies, "LOOPBACK", ())
+
+
+def test_a_proxy_that_refuses_and_one_that_is_not_there(place, monkeypatch, elsewhere):
     monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{free_port()}")
     (wrong,) = place.problems()
     assert (wrong.name, "does not answer" in wrong.found) == ("proxy", True)
@@ -207,7 +213,7 @@ def forwarding(target: int) -> Iterator[int]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def test_through_a_proxy_that_lets_it_pass_everything_is_checked(place, monkeypatch):
+def test_through_a_proxy_that_lets_it_pass_everything_is_checked(place, monkeypatch, elsewhere):
     """The server's name is known to the proxy alone; its certificate must have it."""
     place.set(server=f"north.example.org:{place.port}")
     with serving(place.server, place.port, ahead=60.0), forwarding(place.port) as port:

@@ -130,10 +130,10 @@ def test_what_nodes_ask_for_is_passed_on_whole(ask):
 def test_a_refusal_says_why_and_who_was_heard_is_noted(folder, inner, monkeypatch):
     """The SuperLink here refuses what has no header of its own."""
     contacts = Contacts(folder)
-    noted: list[tuple[bytes, str, int]] = []
+    noted: list[tuple[bytes, str, int, int]] = []
 
-    def note(target: bytes, headers: Any, address: str, status: int) -> str:
-        noted.append((target, address, status))
+    def note(target: bytes, headers: Any, address: str, status: int, connection: int) -> str:
+        noted.append((target, address, status, connection))
         return "unknown-key"
 
     monkeypatch.setattr(contacts, "note", note)
@@ -144,7 +144,7 @@ def test_a_refusal_says_why_and_who_was_heard_is_noted(folder, inner, monkeypatc
         answer = link.getresponse()
         assert (answer.status, answer.headers[REASON], answer.read()) == (401, "unknown-key", b"let me in")
         link.close()
-    assert noted == [(b"/v1/fleet/activate-node", "127.0.0.1", 401)]
+    assert noted == [(b"/v1/fleet/activate-node", "127.0.0.1", 401, 1)]
 
 
 @pytest.mark.parametrize(

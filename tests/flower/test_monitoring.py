@@ -104,7 +104,7 @@ def test_a_node_counts_what_was_asked_of_it_once(tmp_path):
     audit.note({"asked": "train", "status": "refused", "reason": "no", "bytes": {}})
     audit.note({"approved": "a study"})
     with audit.file.open("ab") as half:
-        half.write(b'{"asked": "trai')
+        half.write(b'[]\nnot an entry\n{"asked": "trai')
     told = found()
     assert (told["fedalloy_node_orders", "train", "ok"], told["fedalloy_node_orders", "train", "refused"]) == (1, 1)
     assert told["fedalloy_node_sent_bytes",] == 408

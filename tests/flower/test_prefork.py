@@ -211,7 +211,7 @@ def work():
         json.dump(told, file)
     os.rename(f"{folder}/{sys.argv[1]}.part", f"{folder}/{sys.argv[1]}.json")
 
-forkserver.preforked = lambda program, run, loaded=False: run
+forkserver.preforked = lambda program, run, loaded: run
 forkserver.entry = lambda program: work
 if changed:
     forkserver._versions = lambda packages: os.getpid()  # another one in every fork

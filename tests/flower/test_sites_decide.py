@@ -91,7 +91,7 @@ def test_the_audit_log_names_what_was_sent_and_not_its_values(tmp_path):
     assert [line["asked"] for line in told] == ["hello", "train", "evaluate"]
     assert told[1]["bytes"] == {"delta": 2600}
     assert {"num_examples", "train_loss"} <= set(told[1]["numbers"])
-    assert told[2]["numbers"] == ["scores"]
+    assert told[2]["numbers"] == ["scores", "test_size"]
     assert (store(grid, 100) / "audit.jsonl").stat().st_mode & 0o077 == 0
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -72,6 +74,8 @@ def test_a_node_that_was_revoked_and_asks_on_has_its_name(records):
         ("", "west (a former key)"), ("", "key 99")
     ]  # fmt: skip
     assert "west (a former key) was refused: its key is not admitted" in [one.text for one in seen.findings()]
+    later = [one.text for one in look(records.place.folder, NOW + 600).findings()]
+    assert not [text for text in later if "was refused" in text], "it has stopped, as a key that was replaced does"
     assert [line for line in site_log(records.place.folder, "west") if "west (a former key) was refused" in line]
 
 
@@ -144,6 +148,14 @@ def test_a_run_tells_round_speed_and_who_is_missing_since_when(tmp_path):
     (interrupted,) = look(folder, NOW).runs
     assert interrupted.state == "interrupted", "nobody writes it any more"
     assert look(folder, NOW).code == CRITICAL
+
+
+def test_a_round_that_waited_for_nodes_says_nothing_about_the_time_that_is_left(tmp_path):
+    made = RunFolder.open(a_run(tmp_path / "run", rows=3))
+    with made.lock():
+        made.append("timings", {"round": 3, "clients": 3600.0, "server": 1.0})
+        (run,) = look(made.path, NOW).runs
+    assert (run.seconds, run.left) == (4.0, 28.0)
 
 
 def test_the_command_shows_names_and_has_an_exit_code(records, tmp_path, monkeypatch):
@@ -230,3 +242,80 @@ def test_watching_looks_again_until_ctrl_c(records, monkeypatch):
     monkeypatch.setattr("fedalloy.cli.flower_status.time.sleep", sleep)
     done = CliRunner().invoke(app, ["flower", "status", str(records.place.folder), "--watch", "--json"])
     assert len(done.stdout.splitlines()) == 3
+
+
+def shown(folder: Path) -> tuple[int, dict[str, Any]]:
+    """The exit code and the one line of JSON."""
+    done = CliRunner().invoke(app, ["flower", "status", str(folder), "--json"])
+    (line,) = done.stdout.splitlines()
+    return done.exit_code, json.loads(line)
+
+
+def damaged(file: Path) -> None:
+    file.write_text("{ damaged")
+
+
+def test_whatever_is_damaged_or_half_written_monitoring_gets_json(records, tmp_path):
+    """What can be read is told; what cannot is critical, with a reason."""
+    for name in ("north", "south", "west"):
+        records.node(name, "online")
+    good, bad = a_run(tmp_path / "good", "finished"), a_run(tmp_path / "bad", "finished")
+    for number, run in enumerate((good, bad)):
+        records.run(number, run)
+    damaged(bad / "manifest.json")
+    code, found = shown(records.place.folder)
+    assert (code, [run["state"] for run in found["runs"]]) == (CRITICAL, ["unreadable", "finished"])
+    assert [one for one in found["findings"] if "manifest.json is damaged" in one["text"]]
+    shutil.rmtree(bad)
+    damaged(records.place.files.certificate)
+    code, found = shown(records.place.folder)
+    assert (code, found["server"]["running"]) == (CRITICAL, True)
+    assert [one for one in found["findings"] if "not everything about the server can be read" in one["text"]]
+
+
+@pytest.mark.parametrize("content", [b"", b"SQLite format 3\0 and then nothing"])
+def test_a_database_that_is_being_made_or_is_damaged_is_no_traceback(records, content):
+    """A SuperLink that starts makes the file before it makes the tables."""
+    records.place.database.write_bytes(content)
+    code, found = shown(records.place.folder)
+    assert (found["server"]["nodes"], found["server"]["runs"]) == ([], [])
+    texts = " ".join(one["text"] for one in found["findings"])
+    assert ("state.db cannot be read" in texts) == bool(content)
+    assert (code == CRITICAL) == bool(content)
+
+
+def test_a_folder_that_is_none_of_a_federation_is_critical_for_monitoring_too(tmp_path):
+    code, found = shown(tmp_path / "nowhere")
+    assert (code, found["findings"][0]["level"]) == (CRITICAL, "critical")
+    assert "is not a folder of a federation" in found["findings"][0]["text"]
+
+
+def test_a_watch_survives_what_cannot_be_read_for_a_moment(records, monkeypatch):
+    looks: list[int] = []
+
+    def failing(folder: Path) -> status.Overview:
+        looks.append(1)
+        if len(looks) == 2:
+            raise OSError(5, "Input/output error")
+        return look(folder)
+
+    def sleep(seconds: float) -> None:
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "look", failing)
+    monkeypatch.setattr("fedalloy.cli.flower_status.time.sleep", sleep)
+    done = CliRunner().invoke(app, ["flower", "status", str(records.place.folder), "--watch", "--json"])
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["server"] is None for one in told] == [False, True, False]
+
+
+def test_two_processes_with_one_key_are_a_warning(records):
+    for name in ("north", "south", "west"):
+        records.node(name, "online")
+    records.contacts(north={"last_contact": NOW - 1, "twice": NOW - 4}, south={"last_contact": NOW - 1, "twice": 7.0})
+    texts = [one.text for one in look(records.place.folder, NOW).findings()]
+    assert [text for text in texts if "two processes" in text] == [
+        "two processes use the key of north at the same time, the last time 4 s ago: its folder was copied and started "
+        "twice; end one of them"
+    ]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -18,7 +22,7 @@ from typer.testing import CliRunner
 from fedalloy.cli.app import app
 from fedalloy.cli.flower import _finish
 from fedalloy.core.errors import CheckpointError, SpecError
-from fedalloy.experiment.recipe import parse
+from fedalloy.experiment.recipe import Recipe, parse
 from fedalloy.experiment.records.folder import RunFolder
 from fedalloy.experiment.records.reading import read_run
 from fedalloy.experiment.records.stop import is_asked, request_of
@@ -26,10 +30,13 @@ from fedalloy.flower import flwr_cli
 from fedalloy.flower.control import Control
 from fedalloy.flower.flwr_cli import FlwrCli
 from fedalloy.flower.layout import PAUSED, RUNNING, ServerPlace
+from fedalloy.flower.programs import birth
+from fedalloy.flower.progress import progress
 from fedalloy.flower.project_templates import FederationPlan, write_federation
+from fedalloy.flower.server import SERVER_GONE
 from fedalloy.flower.submission import Study
 from fedalloy.flower.transport import RunEnded
-from fedalloy.flower.trial import trial_of
+from fedalloy.flower.trial import running_process, trial_of
 from tests.flower.fake import FakeGrid, federation, play, recipe_file
 from tests.flower.server_records import Records, a_run
 
@@ -240,3 +247,69 @@ def test_commands_to_a_server_that_does_not_run_say_so(command, tmp_path):
     done = CliRunner().invoke(app, ["flower", command, str(tmp_path / "fed/server")])
     assert done.exit_code == 2
     assert "is not running" in done.output
+
+
+def test_two_commands_at_once_start_one_session(server, tmp_path):
+    """The second one follows what the first one has started, or names the other recipe."""
+    folder, begun = tmp_path / "run", threading.Barrier(2)
+    ask = server.ask
+
+    def slow(arguments: list[str]) -> dict[str, object]:
+        if arguments[0] != "run":
+            return ask(arguments)
+        time.sleep(0.2)  # as long as Flower needs; the other command looks meanwhile
+        server.said.append("run")
+        server.run(100 + server.said.count("run"), folder)
+        return {"run-id": str(100 + server.said.count("run"))}
+
+    server.ask = slow
+
+    def start(recipe: Recipe) -> tuple[str, bool] | str:
+        begun.wait(60)
+        try:
+            found, new = study(server, folder, recipe).begin(lambda text: None)
+        except CheckpointError as error:
+            return str(error)
+        return found.id, new
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(start, [RECIPE, RECIPE])) == [("101", False), ("101", True)]
+        server.end(101, "completed")
+        other = parse({"partition": {"kind": "iid", "clients": 3}, "run": {"rounds": 11}})
+        said = [one for one in pool.map(start, [RECIPE, other]) if isinstance(one, str)]
+    assert len(said) == 1
+    assert "another recipe is running" in said[0]
+    assert server.said.count("run") == 2
+
+
+def test_the_number_of_a_process_that_is_another_one_by_now_is_not_followed(tmp_path):
+    """As after a power failure: whatever has the number of the one that ran the federation does not run it."""
+    file = tmp_path / RUNNING
+    for born, found in (("", os.getppid()), (birth(os.getppid()), os.getppid()), ("an earlier start 7", None)):
+        file.write_text(json.dumps({"pid": os.getppid(), "born": born}))
+        assert running_process(tmp_path) == (found if birth(1) else os.getppid())
+
+
+def test_a_run_whose_server_is_gone_is_interrupted_and_was_not_stopped(tmp_path):
+    """Flower sends its app a signal then. Nobody asked for it, so that monitoring must know."""
+
+    def gone(text: str) -> None:
+        if "round 1/3" in text:
+            signal.raise_signal(signal.SIGINT)
+
+    recipe, grid = recipe_file(tmp_path), federation(tmp_path)
+    ending = play(recipe, tmp_path / "run", grid, say=gone)
+    status = read_run(tmp_path / "run").status
+    assert (ending.status, status["state"], status["reason"]) == ("interrupted", "interrupted", SERVER_GONE)
+    assert progress(tmp_path / "run").round == 1
+    assert f"interrupted after round 1: {SERVER_GONE}" in (tmp_path / "run/federation.log").read_text()
+    assert play(recipe, tmp_path / "run", grid).status == "finished"
+
+
+def test_what_an_operator_has_ended_is_not_continued_by_another_command(server, tmp_path):
+    """With '--wait 0', in the middle of a round, while it is followed."""
+    folder = a_run(tmp_path / "run")
+    server.run(7, folder)
+    server.endings["7"] = ["finished:stopped"]
+    assert study(server, folder).run_to_end(lambda text: None) == "finished:stopped"
+    assert "run" not in server.said

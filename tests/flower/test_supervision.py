@@ -6,10 +6,12 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,9 +28,9 @@ from fedalloy.experiment.records.lock import holder
 from fedalloy.flower import node_service, pki, server_service, supervision
 from fedalloy.flower.layout import NodePlace, ServerPlace
 from fedalloy.flower.prefork.__main__ import in_a_line
-from fedalloy.flower.programs import TOKEN, Program, carrying, free_port, wait_until
+from fedalloy.flower.programs import TOKEN, Program, alive, carrying, free_port, wait_until
 from fedalloy.flower.project_templates import FederationPlan, write_federation
-from fedalloy.flower.server_service import ServerProcesses, check_startable
+from fedalloy.flower.server_service import ServerProcesses, check_startable, make_anew
 from fedalloy.flower.service_log import ServiceLog
 from fedalloy.flower.signals import EndRequest
 from fedalloy.flower.supervision import Deaths, HelperWatch, Lost
@@ -265,3 +267,50 @@ def test_a_server_opens_its_front_again_and_ends_with_its_superlink(monkeypatch,
     finally:
         server.stop()
     assert not server.front.running
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system tells nobody that a parent died")
+def test_what_a_killed_service_has_started_ends_with_it(tmp_path):
+    """Its SuperLink would keep the port, and the same command could not start it again."""
+    child = (
+        "import os, time; from fedalloy.flower.supervision import SERVICE, end_with_parent; end_with_parent(); "
+        "print(os.getpid(), SERVICE in os.environ, flush=True); time.sleep(600)"
+    )
+    service = (
+        "import os, subprocess, sys, time; from fedalloy.flower.supervision import of_this_service\n"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}], env={{**os.environ, **of_this_service()}}, "
+        "start_new_session=True); time.sleep(600)"
+    )
+    environment = {**os.environ, "PYTHONPATH": SRC}
+    with subprocess.Popen([sys.executable, "-c", service], env=environment, stdout=subprocess.PIPE, text=True) as one:
+        assert one.stdout is not None
+        number, inherited = one.stdout.readline().split()
+        assert inherited == "False", "what the program starts itself may outlive it"
+        one.kill()
+    wait_until(lambda: not alive(int(number)), "it ended", 60)
+
+
+@pytest.mark.parametrize(
+    "made", ["CREATE TABLE compacted_contexts (id)", "CREATE TABLE node (id); CREATE TABLE run (id)"]
+)
+def test_a_database_that_was_never_finished_is_made_again(made, tmp_path):
+    """A server that is ended while Flower makes its tables could never start again."""
+    place = ServerPlace.read(federation(tmp_path) / "server")
+    with closing(sqlite3.connect(place.database)) as database, database:
+        database.executescript(made)
+    make_anew(place)
+    assert not list(place.folder.glob("state.db*"))
+
+
+@pytest.mark.parametrize("table", ["node", "run"])
+def test_a_database_that_holds_anything_is_kept(table, tmp_path):
+    place = ServerPlace.read(federation(tmp_path) / "server")
+    make_anew(place)
+    with closing(sqlite3.connect(place.database)) as database, database:
+        database.executescript(f"CREATE TABLE {table} (id); INSERT INTO {table} VALUES (1)")
+    kept = place.database.read_bytes()
+    make_anew(place)
+    assert place.database.read_bytes() == kept
+    place.database.write_bytes(b"damaged" * 1000)
+    make_anew(place)
+    assert place.database.exists(), "what cannot be read is not for us to delete"

@@ -35,8 +35,9 @@ def approve(folder: NodeFolder, recipe: StudyFile) -> None:
 
     policy = policy_at(folder)
     found = Review.of(load(recipe), models=policy.models)
-    Approvals(_store(folder)).approve(found.study, recipe.stem)
-    typer.echo(f"approved '{recipe.stem}': {found.study}")
+    Approvals(_store(folder)).approve(found.study, recipe.stem, found.rounds, found.metrics)
+    scored = ", ".join(found.metrics) or "nothing"
+    typer.echo(f"approved '{recipe.stem}' for {found.rounds} rounds, scored by {scored}: {found.study}")
     for why in found.objections(policy):
         typer.echo(f"note: the policy of this node still refuses it: {why}")
     if not policy.require_approval:

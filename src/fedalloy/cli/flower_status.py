@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedalloy.cli.console import print_json, print_table
+from fedalloy.cli.console import complain, print_json, print_table
+from fedalloy.cli.failing import sentence
 from fedalloy.cli.run import Json
 
 if TYPE_CHECKING:
@@ -33,20 +34,14 @@ def status(
     one. The exit code is for monitoring: 0 all is well, 1 a warning (a node is missing, a certificate expires within 60
     days, less than 1 GB of disk is free), 2 critical (no server, no node, a run that failed or was interrupted).
     """
-    from fedalloy.flower.status import look
-
-    chosen = folder or _newest()
     while True:
-        seen = look(chosen)
-        if watch and not as_json:
-            typer.clear()
-        _show(seen, as_json)
+        code = _look(folder, as_json, clear=watch and not as_json)
         if not watch:
-            raise typer.Exit(seen.code)
+            raise typer.Exit(code)
         try:
             time.sleep(_EVERY)
         except KeyboardInterrupt:
-            raise typer.Exit(seen.code) from None
+            raise typer.Exit(code) from None
 
 
 def logs(
@@ -66,6 +61,23 @@ def missing_rows(folder: Path) -> list[list[str]]:
     from fedalloy.flower.progress import progress
 
     return [[one.name, _last(one), one.reason] for one in progress(folder).missing]
+
+
+def _look(folder: Path | None, as_json: bool, clear: bool) -> int:
+    """Show what is known now; the exit code. Whatever cannot be read is critical, and JSON for a machine too."""
+    from fedalloy.core.errors import FedalloyError
+    from fedalloy.flower.status import CRITICAL, look, unknown
+
+    try:
+        seen = look(folder or _newest())
+    except (FedalloyError, OSError) as error:
+        why = sentence(error) or str(error)
+        print_json(unknown(why)) if as_json else complain(why)
+        return CRITICAL
+    if clear:
+        typer.clear()
+    _show(seen, as_json)
+    return seen.code
 
 
 def _newest() -> Path:

@@ -15,6 +15,9 @@ from types import FrameType
 from fedalloy.experiment.records.lock import session_id
 from fedalloy.experiment.records.stop import REQUESTED, is_asked, request_of, withdraw
 
+BY_SIGNAL = "stopped by "
+"""How the reason of a run begins that was stopped by a signal; its name follows."""
+
 Caught = list[signal.Signals]
 """The signals that arrived during a run, in order."""
 
@@ -86,7 +89,7 @@ def stop_on_signal(folder: Path | None = None, caught: Caught | None = None) -> 
         if flag and number == signal.SIGINT:
             raise KeyboardInterrupt
         caught_signals.append(signal.Signals(number))
-        flag.reason = f"stopped by {signal.Signals(number).name}"
+        flag.reason = f"{BY_SIGNAL}{signal.Signals(number).name}"
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -93,6 +93,10 @@ def back_up(folder: Path, output: Path) -> dict[str, str]:
     place = ServerPlace.read(folder)
     if output.exists():
         raise SpecError(f"{output} exists and is not overwritten; choose another name")
+    if place.folder.resolve() in output.resolve().parents:
+        raise SpecError(
+            f"{output} is in the server's own folder, so every later backup would hold it; write it elsewhere"
+        )
     if not output.parent.is_dir():
         raise SpecError(f"there is no folder {output.parent}; make it, or write the backup elsewhere")
     runs = _runs(place)

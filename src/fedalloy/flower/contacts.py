@@ -40,7 +40,8 @@ _KEY, _TIME, _SIGNATURE, _VERSION = b"flwr-public-key", b"flwr-timestamp", b"flw
 @dataclass
 class Contact:
     """One key: the node's name (empty for a key that is not admitted), when it was last accepted and last refused
-    (seconds since 1970), and why; and the version of fedalloy that it says it has."""
+    (seconds since 1970), and why; the version of fedalloy that it says it has; and when two processes last used the key
+    at the same time."""
 
     key: str
     name: str = ""
@@ -49,20 +50,30 @@ class Contact:
     refused: float | None = None
     reason: str = ""
     version: str = ""
+    twice: float | None = None
 
 
 @dataclass
 class Contacts:
-    """The contacts of a server's folder, by key; ``clock`` is the time of day."""
+    """The contacts of a server's folder, by key; ``clock`` is the time of day.
+
+    A process signs on once, by its first request. So requests that come afterwards on a connection that is older than
+    that one are those of another process with the same key, as after a node's folder was copied. Flower notices
+    nothing: both get orders, and each has states that the other one lacks.
+    """
 
     folder: Path
     clock: Callable[[], float] = time.time
     known: dict[str, Contact] = field(default_factory=dict)
     _changed: bool = False
     _seats: tuple[int, dict[str, str]] = (0, {})
+    _joined: dict[str, int] = field(default_factory=dict)
 
-    def note(self, target: bytes, headers: Iterable[tuple[bytes, bytes]], address: str, status: int) -> str:
-        """Note a request that was answered with ``status``; the reason if it is a refusal with a known one."""
+    def note(
+        self, target: bytes, headers: Iterable[tuple[bytes, bytes]], address: str, status: int, connection: int = 0
+    ) -> str:
+        """Note a request that was answered with ``status``; the reason if it is a refusal with a known one.
+        ``connection``: the number of the one it came on, in the order in which they were opened."""
         given = {name: value for name, value in headers if name in (_KEY, _TIME, _SIGNATURE, _VERSION)}
         try:
             key = b64decode(given[_KEY], validate=True)
@@ -70,6 +81,7 @@ class Contacts:
             return ""
         if status == 200:
             self._accepted(key, address, given.get(_VERSION, b""))
+            self._compare(identity_of(key), target, connection)
             return ""
         refused = status == 401 or (status == 412 and target == _ACTIVATE)
         return self._refused(key, given, address, status) if refused else ""
@@ -90,6 +102,12 @@ class Contacts:
         contact.last_contact, contact.reason = self.clock(), ""
         if version:  # a node says it when it joins
             contact.version = version[:40].decode("ascii", "replace")
+
+    def _compare(self, identity: str, target: bytes, connection: int) -> None:
+        if target == _ACTIVATE:
+            self._joined[identity] = connection
+        elif connection < self._joined.get(identity, 0):
+            self.known[identity].twice = self.clock()
 
     def _refused(self, key: bytes, given: Mapping[bytes, bytes], address: str, status: int) -> str:
         if not _is_signed(key, given):

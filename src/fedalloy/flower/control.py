@@ -62,7 +62,7 @@ class Control:
         for one in run_entries(self.cli.place):
             if one.folder and one.folder not in {*going, *started} and _is_paused(one.folder):
                 study = Study(self.cli, load(one.folder / WANTED), one.folder, one.seed)
-                started[one.folder] = study.start().id
+                started[one.folder] = study.begin(lambda text: None)[0].id
         return list(started.values())
 
     def _unfinished(self, among: Sequence[RunEntry] | None = None) -> list[RunEntry]:

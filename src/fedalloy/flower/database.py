@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedalloy.core.errors import CheckpointError
 from fedalloy.flower.config import FOLDER, SEED
 from fedalloy.flower.layout import ServerPlace
 
@@ -70,6 +71,18 @@ def run_entries(place: ServerPlace) -> list[RunEntry]:
     return [_run(row) for row in reversed(rows)]
 
 
+def is_empty(place: ServerPlace) -> bool:
+    """Whether there is a database that holds no node and no run, nor ever did; not one that cannot be read."""
+    if not place.database.exists():
+        return False
+    try:
+        with closing(_connected(place)) as database:
+            tables = _tables(database) & {"node", "run"}
+            return not any(database.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in tables)
+    except sqlite3.Error:
+        return False
+
+
 def unsigned(number: int) -> str:
     """Flower's ids are unsigned, but its tables store them signed."""
     return str(int.from_bytes(number.to_bytes(8, "big", signed=True), "big"))
@@ -80,8 +93,20 @@ def _opened(place: ServerPlace) -> Iterator[sqlite3.Connection | None]:
     if not place.database.exists():
         yield None
         return
-    with closing(sqlite3.connect(f"{place.database.as_uri()}?mode=ro", uri=True, timeout=_PATIENCE)) as database:
-        yield database
+    try:
+        with closing(_connected(place)) as database:
+            # A SuperLink that starts makes the file before it makes the tables.
+            yield database if _tables(database) >= {"node", "run", "task"} else None
+    except sqlite3.Error as error:
+        raise CheckpointError(f"Flower's database {place.database} cannot be read: {error}") from None
+
+
+def _connected(place: ServerPlace) -> sqlite3.Connection:
+    return sqlite3.connect(f"{place.database.as_uri()}?mode=ro", uri=True, timeout=_PATIENCE)
+
+
+def _tables(database: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
 def _entry(row: tuple[Any, ...], now: float) -> Entry:

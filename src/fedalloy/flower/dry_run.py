@@ -7,7 +7,7 @@ federation finds no trace of it.
 
 from __future__ import annotations
 
-import shutil
+import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -125,11 +125,14 @@ def alone(recipe: Recipe, client: str, rounds: int) -> Recipe:
 
 
 def _aside(config: NodeConfig, store: Path) -> NodeConfig:
-    """The node with an empty store; what its operator has approved stays approved."""
+    """The node with an empty store; what its operator has approved stays approved, for any number of rounds: nothing is
+    sent."""
     store.mkdir()
-    approvals = Approvals(config.store).file
-    if approvals.exists():
-        shutil.copy(approvals, store / approvals.name)
+    approvals = Approvals(config.store)
+    kept = {study: {term: value for term, value in about.items() if term != "rounds"}
+            for study, about in approvals.read().items()}  # fmt: skip
+    if kept:
+        (store / approvals.file.name).write_text(json.dumps(kept), encoding="utf-8")
     return replace(config, store=store)
 
 

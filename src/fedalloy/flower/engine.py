@@ -56,11 +56,11 @@ class Flower(Engine):
     """Runs on the nodes of a Flower federation (``fedalloy flower --help``).
 
     A node has ``deadline`` seconds to answer. A round ends as soon as the ``fraction`` of its clients has answered; the
-    others are left out of it (for over-selection, ask more clients than are needed: ``cohort`` in ``[sampling]``). It
-    needs ``minimum`` contributions; with fewer, the missing clients are asked again for ``wait`` seconds, then the run
-    stops and can be resumed. Answers above ``max_megabytes`` are dropped. ``on_lag`` is for a node that does not have
-    the valid state: it continues from the newest older one it has (from the initial one if there is none), or its
-    contribution is dropped; both are recorded.
+    others are left out of it, and the evaluation after it does not wait for them (for over-selection, ask more clients
+    than are needed: ``cohort`` in ``[sampling]``). It needs ``minimum`` contributions; with fewer, the missing clients
+    are asked again for ``wait`` seconds, then the run stops and can be resumed. Answers above ``max_megabytes`` are
+    dropped. ``on_lag`` is for a node that does not have the valid state: it continues from the newest older one it has
+    (from the initial one if there is none), or its contribution is dropped; both are recorded.
     """
 
     data_at_hand: ClassVar[bool] = False
@@ -76,6 +76,7 @@ class Flower(Engine):
     _connection: Connection | None = field(default=None, init=False, repr=False)
     _notes: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
     _test_sizes: dict[int, int | None] = field(default_factory=dict, init=False, repr=False)
+    _late: frozenset[int] = field(default=frozenset(), init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("deadline", "wait", "max_megabytes"):
@@ -131,6 +132,7 @@ class Flower(Engine):
             enough = patience.wanted - len(found) if self.fraction < 1 else None
             self._connected.ask(asked, "train", str(ctx.round), failures, parts[False], enough, take)
             patience.check(found, failures)
+        self._late = frozenset(failures) if self.fraction < 1 else frozenset()
         return Outcome(gathering.cohort(), found, failures, self._connected.sent - before)
 
     def cross_score(self, algorithm: Algorithm, task: Task, shared: Shared, cohort: Contributions) -> Tensor:
@@ -168,7 +170,9 @@ class Flower(Engine):
         found = torch.full((len(models), len(metrics), len(ids)), torch.nan, dtype=torch.float64)
         problems: dict[int, str] = {}
         self._test_sizes = {}
-        for client, answer in self._connected.ask(orders, "evaluate", "evaluate", problems, full).items():
+        # A node that was too slow to train is still at it.
+        enough = max(1, len(orders.keys() - self._late)) if self._late else None
+        for client, answer in self._connected.ask(orders, "evaluate", "evaluate", problems, full, enough).items():
             try:
                 values = self._numbers(client, answer, "scores", len(models) * len(metrics))
                 found[:, :, ids.tolist().index(client)] = values.reshape(len(models), len(metrics))

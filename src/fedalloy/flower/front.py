@@ -127,6 +127,7 @@ class Front:
     limits: Limits = field(default_factory=Limits)
     visitors: Counter[str] = field(default_factory=Counter)
     contacts: Contacts | None = None
+    opened: int = 0
 
     async def serve(self) -> None:
         """Accept connections; above the limit, new ones wait in the listen queue."""
@@ -174,7 +175,8 @@ class Front:
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         side = Side(reader, writer, h11.Connection(h11.SERVER, max_incomplete_event_size=self.limits.headers))
         try:
-            await Visit(side, self, address).run()
+            self.opened += 1
+            await Visit(side, self, address, self.opened).run()
             transport.close()
             async with asyncio.timeout(self.limits.handshake):
                 await writer.wait_closed()
@@ -189,6 +191,7 @@ class Visit:
     visitor: Side
     front: Front
     address: str = ""
+    number: int = 0
     link: Side | None = None
 
     async def run(self) -> None:
@@ -229,7 +232,7 @@ class Visit:
         """Note who was answered how; the header with the reason of a refusal."""
         if self.front.contacts is None:
             return []
-        reason = self.front.contacts.note(request.target, request.headers, self.address, status)
+        reason = self.front.contacts.note(request.target, request.headers, self.address, status, self.number)
         return [(REASON.encode(), reason.encode())] if reason else []
 
     async def _answer(self, link: Side, answer: h11.Response, more: list[tuple[bytes, bytes]]) -> None:

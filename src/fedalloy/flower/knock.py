@@ -23,6 +23,7 @@ import fedalloy
 from fedalloy.core.errors import SpecError
 from fedalloy.experiment.records import atomic
 from fedalloy.flower.contacts import AHEAD, BEHIND, CLOCK, ONLINE, REASON, UNKNOWN, VERSION
+from fedalloy.flower.proxies import reaching_this_machine
 
 OPTION = "--knock"
 """Our own option before those of Flower: the file for the node's number. Without it a node asks once."""
@@ -212,7 +213,8 @@ def connected(server: str, authority: Path, key: Path) -> Iterator[HttpFleet]:
         public, signing = private.public_key(), RuntimeVersionHttpInterceptor(component_name="SuperNode")
         node = NodeAuthHttpInterceptor(private, public)
         headers: list[Any] = [signing, node, TellsVersion()]
-        client = FleetHttpClient.from_server_address(server, False, authority.read_bytes(), headers)
+        with reaching_this_machine():
+            client = FleetHttpClient.from_server_address(server, False, authority.read_bytes(), headers)
     except (OSError, ValueError) as error:
         raise SpecError(f"{key} or {authority} cannot be used: {error}") from None
     with client:

@@ -19,8 +19,8 @@ from fedalloy.flower.flwr_cli import ASK, FlwrCli, SubmittedRun
 from fedalloy.flower.knock import keep_number
 from fedalloy.flower.layout import RUNNING, NodePlace, ServerPlace
 from fedalloy.flower.operations import answers, front_answers
-from fedalloy.flower.programs import TOKEN, DidNotStart, Program, alive, end_all, free_port, wait_until
-from fedalloy.flower.supervision import Deaths, HelperWatch
+from fedalloy.flower.programs import TOKEN, DidNotStart, Program, alive, birth, end_all, free_port, wait_until
+from fedalloy.flower.supervision import Deaths, HelperWatch, of_this_service
 
 STARTUP = 180.0
 """Seconds until programs must be ready; a busy machine needs many times as long as an idle one."""
@@ -36,7 +36,8 @@ class LocalFederation:
 
     ``with LocalFederation.of(folder, apps=(app,)) as federation: federation.run(app)``
 
-    Its nodes run fedalloy's own app, and the ``apps`` named here, as they are when it starts.
+    Its nodes run fedalloy's own app, and the ``apps`` named here, as they are when it starts. If it is ``mortal``, its
+    programs are asked to end when the thread that started them ends, even by a kill (on Linux).
     """
 
     server: ServerPlace
@@ -44,6 +45,7 @@ class LocalFederation:
     logs: Path
     startup: float = STARTUP
     apps: tuple[Path, ...] = ()
+    mortal: bool = False
     programs: dict[str, Program] = field(default_factory=dict)
     node_ids: dict[str, str] = field(default_factory=dict)
     launcher: prefork.Launcher = field(default_factory=prefork.launcher)
@@ -180,7 +182,7 @@ class LocalFederation:
         programs as connected. The nodes' identities do not depend on it."""
         if self.running_file.exists():
             known = json.loads(self.running_file.read_text(encoding="utf-8"))
-            if alive(known["pid"]):
+            if alive(known["pid"], known.get("born", "")):
                 raise RunLocked(f"the federation in {self.server.folder} is running already (process {known['pid']})")
             for name in (*_SERVER, *known["nodes"]):
                 end_all(f"{known['mark']}.{name}")
@@ -211,7 +213,13 @@ class LocalFederation:
 
     def _say_where(self) -> None:
         ports = {"port": self.server.port, "local_port": self.server.link_port}
-        known = {"pid": os.getpid(), "mark": self._token, **ports, "nodes": list(self.nodes)}
+        known = {
+            "pid": os.getpid(),
+            "born": birth(os.getpid()),
+            "mark": self._token,
+            **ports,
+            "nodes": list(self.nodes),
+        }
         atomic.write_text(self.running_file, json.dumps(known, indent=2) + "\n")
 
     def _program(self, name: str) -> Program:
@@ -222,6 +230,7 @@ class LocalFederation:
     def _launch(self, name: str, command: list[str], home: Path) -> Program:
         announced, ours = home / "processes", name in _SERVER
         mark = {TOKEN: f"{self._token}.{name}", **HelperWatch.variables(announced)}
+        mark |= of_this_service() if self.mortal else {}
         if ours:
             environment = programs.server_environment(self.launcher, self.server, mark)
         else:

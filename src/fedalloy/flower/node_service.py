@@ -23,7 +23,7 @@ from fedalloy.flower.programs import TOKEN, Program, end_all, environment, super
 from fedalloy.flower.prometheus import NodeMetrics, serving
 from fedalloy.flower.service_log import ServiceLog
 from fedalloy.flower.signals import EndRequest
-from fedalloy.flower.supervision import HelperWatch, Lost
+from fedalloy.flower.supervision import HelperWatch, Lost, of_this_service
 
 _LOOK = 1.0
 """Seconds between two looks at the processes."""
@@ -112,7 +112,8 @@ class NodeProcesses:
     def _once(self) -> str:
         """Run the node until it ends or is to end; why it ended. Nothing of it is left."""
         folder = self.place.home / "processes"
-        variables = environment(self.launcher, self.place.home, {TOKEN: self.token, **HelperWatch.variables(folder)})
+        marks = {TOKEN: self.token, **of_this_service(), **HelperWatch.variables(folder)}
+        variables = environment(self.launcher, self.place.home, marks)
         out = self.log.stream("supernode")
         watch = HelperWatch(folder, f"node {self.place.name}", variables, self.log.say, out=out)
         command = supernode(self.launcher, self.place, patient=True)

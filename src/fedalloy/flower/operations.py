@@ -19,7 +19,7 @@ def found(folder: Path) -> ServerPlace:
     place = ServerPlace.read(folder)
     try:
         known = json.loads((place.folder / RUNNING).read_text(encoding="utf-8"))
-        here = alive(known["pid"])
+        here = alive(known["pid"], known.get("born", ""))
     except (OSError, ValueError, KeyError):
         return place
     if not here:

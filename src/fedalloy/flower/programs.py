@@ -20,6 +20,7 @@ from fedalloy.flower.config import QUIET, as_arguments
 from fedalloy.flower.knock import OPTION
 from fedalloy.flower.layout import NodePlace, ServerPlace
 from fedalloy.flower.prefork import MALLOC, Launcher
+from fedalloy.flower.proxies import without_proxy
 
 SEATS = "FEDALLOY_SEATS"
 """The environment variable with the file of seats, for everything that a server starts."""
@@ -74,6 +75,7 @@ def environment(launcher: Launcher, home: Path, extra: Mapping[str, str] | None 
     """The environment of a Flower program: without telemetry, and with its files in ``home``."""
     home.mkdir(parents=True, exist_ok=True)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith((_DOORS, SEATS))}
+    inherited |= without_proxy(inherited)
     return {**MALLOC, **inherited, **QUIET, "FLWR_HOME": str(home), **launcher.environment(home), **(extra or {})}
 
 
@@ -194,15 +196,26 @@ def carrying(token: str) -> Iterator[int]:
             yield int(entry.name)
 
 
-def alive(pid: int) -> bool:
-    """Whether a process exists."""
+def alive(pid: int, born: str = "") -> bool:
+    """Whether a process exists, and is the one that was ``born`` then: its number may be another one's by now."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         pass
-    return True
+    return not born or birth(pid) in ("", born)
+
+
+def birth(pid: int) -> str:
+    """When a process began, also told apart from all before the machine was started; empty where the system does not
+    say."""
+    with contextlib.suppress(OSError, IndexError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        # Its own name, in brackets, may hold anything.
+        after = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+        return f"{boot} {after.split()[19]}"
+    return ""
 
 
 def _signal(pid: int, number: int) -> None:

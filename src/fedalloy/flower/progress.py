@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -103,8 +104,10 @@ def is_paused(folder: Path, state: str) -> bool:
 
 
 def _speed(folder: Path) -> float | None:
+    """The median: the first round of a session, in which nodes read their data, and one that waited for nodes say
+    nothing about the next."""
     spent = [seconds_of(row) for row in newest_rows(folder / "timings.jsonl", _RECENT)]
-    return sum(spent) / len(spent) if spent else None
+    return statistics.median(spent) if spent else None
 
 
 def _quiet(folder: Path, now: float) -> float | None:

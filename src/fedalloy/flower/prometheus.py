@@ -10,7 +10,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -124,7 +124,9 @@ class NodeMetrics:
                 if not line.endswith(b"\n"):
                     break
                 self._read += len(line)
-                self._count(json.loads(line))
+                # An entry that somebody has damaged is for 'audit' to name: the other metrics are told all the same.
+                with suppress(ValueError, TypeError, AttributeError, KeyError):
+                    self._count(json.loads(line))
 
     def _count(self, row: Mapping[str, Any]) -> None:
         if "asked" in row:

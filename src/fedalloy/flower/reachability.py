@@ -11,17 +11,16 @@ import http.client
 import socket
 import ssl
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from fedalloy.flower.contacts import AHEAD, BEHIND
 from fedalloy.flower.pki import expires
+from fedalloy.flower.proxies import proxy_for
 
 OK, WARNING, PROBLEM, SKIPPED = "ok", "warning", "problem", "not checked"
 NAME, PROXY, CA, PORT, TLS, CLOCK = "name", "proxy", "private CA", "port", "TLS", "clock"
@@ -44,15 +43,6 @@ class Diagnosis:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.found}{f'; {self.advice}' if self.advice else ''}"
-
-
-@dataclass(frozen=True)
-class Proxy:
-    """An HTTP proxy, and the environment variable that names it."""
-
-    host: str
-    port: int
-    variable: str
 
 
 @dataclass
@@ -206,18 +196,6 @@ class Reach:
             return f"'{name[0].value!s:.80}'" if name else "somebody without a name"
         except (OSError, ValueError, http.client.HTTPException):
             return "somebody else"
-
-
-def proxy_for(host: str) -> Proxy | None:
-    """The proxy that the environment names for encrypted connections to a host, as the node's own client finds it."""
-    found = urllib.request.getproxies()
-    if urllib.request.proxy_bypass(host):
-        return None
-    scheme = next((one for one in ("https", "all") if found.get(one)), None)
-    if scheme is None:
-        return None
-    address = urlsplit(found[scheme] if "//" in found[scheme] else f"http://{found[scheme]}")
-    return Proxy(address.hostname or "", address.port or 80, f"{scheme.upper()}_PROXY")
 
 
 def _connected(host: str, port: int) -> socket.socket:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.aspects import is_mixable, is_personalised
 from fedalloy.core.errors import FedalloyError
 from fedalloy.core.inputs import shown
 from fedalloy.core.keys import Key
@@ -51,7 +52,14 @@ class Review:
     @property
     def sent(self) -> list[str]:
         """The numbers that a site sends besides the update."""
-        return sorted({*ALWAYS, *self.algorithm.weighting.requires} - {"cross_score", "bytes_up"})
+        more = {"num_sequences"} if self.task.objective.unit == "targets" else set()
+        return sorted({*ALWAYS, *more, *self.algorithm.weighting.requires} - {"cross_score"})
+
+    @property
+    def scored(self) -> str:
+        """The models that the metrics are computed for."""
+        own = " and this site's own" if is_personalised(self.algorithm.solver) else ""
+        return f"the global model{own}{' and mixtures of both' if is_mixable(self.algorithm.solver) else ''}"
 
     @property
     def bytes(self) -> int:
@@ -73,8 +81,8 @@ class Review:
             "it sends": f"{', '.join(parts)} (up to {up:.3g} MB in a round) and the numbers {', '.join(self.sent)}; "
             "never examples, labels or file names",
             "changed by": f"{', '.join(wires) or 'nothing'} before it is sent",
-            "scored by": f"{', '.join(self.metrics)} on this site's own test part; one number each is sent, and "
-            "how many examples (tokens) they are over",
+            "scored by": f"{', '.join(self.metrics)} of {self.scored} on this site's own test part; one number each is "
+            "sent for every model, and how many examples (tokens) they are over",
             "it keeps": "a state of its own from round to round, until 'forget'" if algorithm.stateful else "no state",
         }
         if "cross_score" in algorithm.weighting.requires:

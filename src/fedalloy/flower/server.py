@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +15,12 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedalloy.core.arguments import build
-from fedalloy.core.errors import FedalloyError, SpecError
+from fedalloy.core.errors import FedalloyError, RunLocked, SpecError
 from fedalloy.experiment.driver import Ending, RoundEvent, run
+from fedalloy.experiment.interrupt import BY_SIGNAL
 from fedalloy.experiment.recipe import Experiment, load, parse, resolve
 from fedalloy.experiment.records import atomic
+from fedalloy.experiment.records.folder import RunFolder
 from fedalloy.experiment.records.lock import in_turn
 from fedalloy.experiment.records.reading import read_json
 from fedalloy.flower.admission import read_seats
@@ -33,6 +37,8 @@ from fedalloy.flower.transport import Transport
 app = ServerApp()
 log = logging.getLogger("flwr")
 Say = Callable[[str], None]
+SERVER_GONE = "the server ended while the run was going on, or ended the run"
+"""The reason in the status of such a run; a stop on request has another one."""
 
 
 @app.main()
@@ -41,6 +47,8 @@ def main(grid: Grid, context: Context) -> None:
     config = ServerConfig.read(context.run_config)
     seats = (lambda: read_seats() or ()) if read_seats() is not None else None
     ending = run_federation(config, grid, say=lambda text: log.info("%s", text), seats=seats)
+    if ending.status == "interrupted":
+        signal.raise_signal(signal.SIGINT)  # to Flower, which counts the run as failed and ends this process
     if ending.status not in ("finished", "stopped"):
         raise FederationError(f"the run is {ending.status}: {ending.reason}")
 
@@ -92,8 +100,18 @@ def _sit(config: ServerConfig, transport: Transport, tell: Say, seats: Callable[
         recipe=experiment.resolved,
         watcher=follow,
     )
+    if ending.status == "stopped" and ending.reason.startswith(BY_SIGNAL):
+        ending = _interrupted(config.folder, ending)
     tell(f"{ending.status} after round {ending.progress.round}{f': {ending.reason}' if ending.reason else ''}")
     return ending
+
+
+def _interrupted(folder: Path, ending: Ending) -> Ending:
+    """The ending by a signal, which is no operator's request: Flower sends one when its server is gone."""
+    made = RunFolder.open(folder)
+    with contextlib.suppress(RunLocked), made.lock():  # locked: another session continues it already
+        made.set_status("interrupted", ending.progress.round, SERVER_GONE)
+    return replace(ending, status="interrupted", reason=SERVER_GONE)
 
 
 @dataclass(frozen=True)

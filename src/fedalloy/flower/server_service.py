@@ -13,6 +13,7 @@ from pathlib import Path
 from fedalloy.core.errors import SpecError
 from fedalloy.flower import prefork
 from fedalloy.flower.admission import admit
+from fedalloy.flower.database import is_empty
 from fedalloy.flower.flwr_cli import FlwrCli
 from fedalloy.flower.layout import SERVER_FILE, ServerPlace
 from fedalloy.flower.operations import answers, front_answers
@@ -22,7 +23,7 @@ from fedalloy.flower.prometheus import serving
 from fedalloy.flower.server_metrics import server_metrics
 from fedalloy.flower.service_log import ServiceLog
 from fedalloy.flower.signals import EndRequest
-from fedalloy.flower.supervision import Deaths, HelperWatch, Lost
+from fedalloy.flower.supervision import Deaths, HelperWatch, Lost, of_this_service
 
 _LOOK = 1.0
 """Seconds between two looks at the processes."""
@@ -67,6 +68,14 @@ def check_startable(place: ServerPlace) -> None:
     _check_port("127.0.0.1", place.link_port, "local_port" if place.secure else "port", place)
 
 
+def make_anew(place: ServerPlace) -> None:
+    """Delete a database that holds nothing yet: one that Flower was making when it was killed stops every later
+    start."""
+    if is_empty(place):
+        for file in place.folder.glob(f"{place.database.name}*"):
+            file.unlink()
+
+
 def _check_port(host: str, port: int, key: str, place: ServerPlace) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -98,6 +107,7 @@ class ServerProcesses:
         """Start everything; the front last, when the nodes are admitted. A request to end is heeded on the way."""
         out = self.log.stream("flower-superexec")
         self.watch = HelperWatch(self._announced, "the server", self._environment, self.log.say, out=out)
+        make_anew(self.place)
         self.link = self._run("the SuperLink", superlink(self.launcher, self.place))
         wait_until(lambda: bool(request) or answers(self.place), "the server answered", STARTUP, [self.link])
         if request:
@@ -142,7 +152,8 @@ class ServerProcesses:
 
     @property
     def _environment(self) -> dict[str, str]:
-        return server_environment(self.launcher, self.place, HelperWatch.variables(self._announced))
+        marks = {**of_this_service(), **HelperWatch.variables(self._announced)}
+        return server_environment(self.launcher, self.place, marks)
 
     def _open_front(self) -> None:
         self.front = self._run("the front", front(self.place))

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fedalloy.core.errors import SpecError
+from fedalloy.core.errors import FedalloyError, SpecError
 from fedalloy.experiment.records.reading import is_run, read_status
 from fedalloy.flower.contacts import Contact, in_words, read_contacts
 from fedalloy.flower.database import GONE, RunEntry, entries, run_entries
@@ -35,6 +35,10 @@ _SOON = 60.0
 """Days before the end of a certificate from which it is a warning."""
 _SHORT_OF_DISK = 1.0
 """Gigabytes of free disk below which it is a warning."""
+UNREADABLE = "unreadable"
+"""The state of a run whose files are damaged."""
+_LATELY = 300.0
+"""Seconds for which a key that is not admitted, and two processes with one key, are a warning."""
 OK, WARNING, CRITICAL = 0, 1, 2
 """Exit codes, as monitoring systems read them."""
 
@@ -43,7 +47,8 @@ OK, WARNING, CRITICAL = 0, 1, 2
 class Known:
     """A node: ``state`` is connected, silent, not connected or never connected, ``since`` when (seconds since 1970).
     A node that was refused has the ``refusal`` and when that was; one without a name is not admitted, and ``former`` is
-    the node whose key it had before. ``version`` is its version of fedalloy, as it said when it joined."""
+    the node whose key it had before. ``twice`` is when two processes last used its key at the same time. ``version`` is
+    its version of fedalloy, as it said when it joined."""
 
     name: str
     number: str
@@ -55,6 +60,7 @@ class Known:
     address: str = ""
     version: str = ""
     former: str = ""
+    twice: float | None = None
 
     @property
     def title(self) -> str:
@@ -65,7 +71,8 @@ class Known:
 @dataclass(frozen=True)
 class Server:
     """A server: its address for nodes, whether SuperLink and front answer, its nodes and runs, its certificates by the
-    day they end, and its free disk in gigabytes. ``starter`` is the process of an ``up`` that is gone."""
+    day they end, and its free disk in gigabytes. ``starter`` is the process of an ``up`` that is gone, ``trouble`` why
+    not everything could be read."""
 
     folder: Path
     address: str
@@ -77,6 +84,7 @@ class Server:
     free: float = 0.0
     versions: Mapping[str, str] | None = None
     starter: int | None = None
+    trouble: str = ""
 
     @property
     def certificate_ends(self) -> datetime | None:
@@ -136,6 +144,12 @@ class Overview:
         }
 
 
+def unknown(why: str) -> dict[str, Any]:
+    """The plain values of an overview where nothing is known."""
+    findings = [{"level": "critical", "text": why}]
+    return {"server": None, "run": None, "runs": [], "findings": findings, "at": time.time()}
+
+
 def look(folder: Path, now: float | None = None) -> Overview:
     """The server and the runs that belong to a folder: a server's folder, a federation, or a run on a federation. For a
     server these are the unfinished and the paused runs, or the newest one if there are none."""
@@ -149,7 +163,15 @@ def look(folder: Path, now: float | None = None) -> Overview:
         )
     server = _look_at(place, at) if place else None
     folders = [run] if run else _run_folders(server) if server else []
-    return Overview(server, tuple(progress(one, at) for one in folders), at, run is not None)
+    return Overview(server, tuple(_progress(one, at) for one in folders), at, run is not None)
+
+
+def _progress(folder: Path, now: float) -> Progress:
+    """The progress of a run; one whose files cannot be read does not hide the others."""
+    try:
+        return progress(folder, now)
+    except (FedalloyError, OSError) as error:
+        return Progress(folder, UNREADABLE, 0, None, str(error))
 
 
 def _server_folder(folder: Path) -> Path | None:
@@ -176,10 +198,13 @@ def _look_at(folder: Path, now: float) -> Server:
         place.folder, place.door, running, running and (not place.secure or front_answers(place)),
         free=shutil.disk_usage(place.folder).free / 1e9, versions=_versions(), starter=_gone_starter(place),
     )  # fmt: skip
-    if place.secure:
-        files = (place.files.certificate, place.files.ca_certificate)
-        server = replace(server, certificates={file.name: expires(file) for file in files if file.is_file()})
-    return replace(server, nodes=_nodes(place, running, now), runs=tuple(run_entries(place)))
+    try:
+        if place.secure:
+            files = (place.files.certificate, place.files.ca_certificate)
+            server = replace(server, certificates={file.name: expires(file) for file in files if file.is_file()})
+        return replace(server, nodes=_nodes(place, running, now), runs=tuple(run_entries(place)))
+    except (FedalloyError, OSError, ValueError) as error:
+        return replace(server, trouble=str(error))
 
 
 def _nodes(place: ServerPlace, running: bool, now: float) -> tuple[Known, ...]:
@@ -207,16 +232,18 @@ def _nodes(place: ServerPlace, running: bool, now: float) -> tuple[Known, ...]:
 def _known(name: str, number: str, state: str, since: float | None, contact: Contact) -> Known:
     refusal = in_words(contact.reason) if contact.reason else ""
     when = contact.refused if refusal else None
-    return Known(name, number, state, since, contact.last_contact, refusal, when, contact.address, contact.version)
+    return Known(name, number, state, since, contact.last_contact, refusal, when, contact.address, contact.version,
+                 twice=contact.twice)  # fmt: skip
 
 
 def _gone_starter(place: ServerPlace) -> int | None:
     """The process of an ``up`` that ended without cleaning up."""
     try:
-        pid = int(json.loads((place.folder / RUNNING).read_text(encoding="utf-8"))["pid"])
-    except (OSError, ValueError, KeyError):
+        known = json.loads((place.folder / RUNNING).read_text(encoding="utf-8"))
+        pid = int(known["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return None if alive(pid) else pid
+    return None if alive(pid, known.get("born", "")) else pid
 
 
 def _versions() -> dict[str, str]:
@@ -236,6 +263,8 @@ def _about_server(server: Server, now: float) -> list[Finding]:
         found.append(Finding(CRITICAL, f"the server is not running{gone}"))
     elif not server.open:
         found.append(Finding(CRITICAL, "nodes cannot reach the server: its front does not answer"))
+    if server.trouble:
+        found.append(Finding(CRITICAL, f"not everything about the server can be read: {server.trouble}"))
     admitted = [node for node in server.nodes if node.name]
     there = [node for node in admitted if node.state == "connected"]
     if server.answers and admitted and not there:
@@ -244,7 +273,10 @@ def _about_server(server: Server, now: float) -> list[Finding]:
         absent = ", ".join(f"{node.name} ({node.state})" for node in admitted if node not in there)
         found.append(Finding(WARNING, f"{len(admitted) - len(there)} of {len(admitted)} nodes are missing: {absent}"))
     found += [Finding(WARNING, f"{node.title} was refused: {node.refusal}")
-              for node in server.nodes if node.refusal and node.state != "connected"]  # fmt: skip
+              for node in server.nodes if _is_out(node, now)]  # fmt: skip
+    found += [Finding(WARNING, f"two processes use the key of {node.name} at the same time, the last time "
+                      f"{now - node.twice:.0f} s ago: its folder was copied and started twice; end one of them")
+              for node in admitted if node.twice is not None and now - node.twice < _LATELY]  # fmt: skip
     ours = (server.versions or {}).get("fedalloy", "")
     found += [Finding(WARNING, f"{node.name} has fedalloy {node.version}, the server {ours}: runs refuse it until both "
                       "have the same version")
@@ -260,10 +292,19 @@ def _about_server(server: Server, now: float) -> list[Finding]:
     return found
 
 
+def _is_out(node: Known, now: float) -> bool:
+    """Whether a node was refused and is not in. A key that is not admitted and asks no more is no node's: it was
+    replaced."""
+    asks = bool(node.name) or now - (node.refused or 0.0) < _LATELY
+    return bool(node.refusal) and node.state != "connected" and asks
+
+
 def _about_runs(runs: tuple[Progress, ...]) -> list[Finding]:
     found = []
     for run in runs:
-        if run.state in ("failed", "interrupted"):
+        if run.state == UNREADABLE:
+            found.append(Finding(CRITICAL, f"the run in {run.folder} cannot be read: {run.reason}"))
+        elif run.state in ("failed", "interrupted"):
             why = f": {run.reason}" if run.reason else ""
             found.append(Finding(CRITICAL, f"the run in {run.folder} is {run.state} after round {run.round}{why}"))
         elif run.state == "running" and run.missing:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from filelock import lock_descriptor
 
 from fedalloy.core.errors import CheckpointError
 from fedalloy.experiment.recipe import Recipe, parse, resolve
@@ -17,10 +20,13 @@ from fedalloy.flower.flwr_cli import FlwrCli, SubmittedRun
 from fedalloy.flower.layout import PAUSED
 
 Say = Callable[[str], None]
-COMPLETED = "finished:completed"
+COMPLETED, ENDED = "finished:completed", "finished:stopped"
+"""How a run ends by itself, and by an operator who does not wait for the round in progress."""
 FOREVER = 10 * 365 * 86_400.0
 WANTED = "wanted.toml"
 """The recipe in the run folder, as it was given."""
+_SUBMITTING = ".submitting"
+"""The lock file of a command that starts a session."""
 
 
 def with_engine(recipe: Recipe) -> Recipe:
@@ -45,20 +51,39 @@ class Study:
         """Start the study, or follow it if it is running, and print its log until it ends; returns how it ended. A
         session that is lost while it is followed, as when the server was restarted, is followed by another."""
         resolve(with_engine(self.recipe), self.seed)  # what a run would refuse is refused here, before it is sent
-        self.run = self._running(say)
-        if self.run:
+        over: set[str] = set()
+        while True:
+            self.run, new = self.begin(say, over)
             ended = follow(self.run, self.folder, say, look_after)
-            if ended == COMPLETED or state_of(self.folder) in ("finished", "failed", "stopped"):
+            if new or ended in (COMPLETED, ENDED) or state_of(self.folder) in ("finished", "failed", "stopped"):
                 return ended
             say(f"that session ended as {ended}; the run is continued")
-        self.run = self.start()
-        say(f"run {self.run.id} was started")
-        return follow(self.run, self.folder, say, look_after)
+            over.add(self.run.id)
 
-    def _running(self, say: Say) -> SubmittedRun | None:
+    def begin(self, say: Say, over: Collection[str] = ()) -> tuple[SubmittedRun, bool]:
+        """The unfinished session of this study on the server, not one that is ``over``, or a new one; and whether it is
+        new. Of several commands at once, one starts it."""
+        with self._alone():
+            found = self._running(say, over)
+            if found:
+                return found, False
+            started = self.start()
+            say(f"run {started.id} was started")
+            return started, True
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One command after the other; a lock that ends with its process."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / _SUBMITTING).open("w") as file:
+            lock_descriptor(file.fileno())
+            yield
+
+    def _running(self, say: Say, over: Collection[str]) -> SubmittedRun | None:
         """The unfinished session of this study on the server."""
         place = self.folder.absolute()
-        active = next((one for one in run_entries(self.cli.place) if one.folder == place and not one.over), None)
+        known = [one for one in run_entries(self.cli.place) if one.folder == place and one.number not in over]
+        active = next((one for one in known if not one.over), None)
         if active is None:
             return None
         kept = place / WANTED

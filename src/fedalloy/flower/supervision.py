@@ -8,9 +8,12 @@ after the program finds out that it died, and starts it again.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
+import signal
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +28,9 @@ from fedalloy.flower.prefork import SUPEREXEC, TASKS, command_line
 
 ANNOUNCE = "FEDALLOY_ANNOUNCE"
 """The environment variable with the folder in which a helper announces itself."""
+SERVICE = "FEDALLOY_SERVICE"
+"""The environment variable with the number of the service that a program must not outlive."""
+_PDEATHSIG = 1
 MOST, WITHIN = 5, 600.0
 """A program that ends more often than this, in so many seconds, is not started again."""
 _TRIES = 50
@@ -36,6 +42,22 @@ Say = Callable[[str], None]
 
 class Lost(FedalloyError):
     """A process of a server or a node ended and cannot be replaced."""
+
+
+def of_this_service() -> dict[str, str]:
+    """The environment variables of the programs of this service."""
+    return {SERVICE: str(os.getpid())}
+
+
+def end_with_parent() -> None:
+    """Let this process be asked to end when the service that started it dies, however it does: it would keep its ports,
+    and nobody would look after it. On Linux only."""
+    parent = os.environ.pop(SERVICE, "")
+    if not parent or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(parent):  # it was quicker
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def announce(program: str, arguments: Sequence[str]) -> None:

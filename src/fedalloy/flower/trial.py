@@ -62,7 +62,7 @@ class Trial:
             say(f"process {other} is running this already; following it")
             return self._follow(other, say)
         say(f"starting a server and {len(self.nodes)} nodes (logs in {self.federation / 'logs'})")
-        with LocalFederation.of(self.federation) as federation:
+        with LocalFederation.of(self.federation, mortal=True) as federation:
             say(f"all nodes are online at {federation.server.door}")
             study = Study(federation.cli, self.recipe, self.folder, self.seed)
             return study.run_to_end(say, lambda: federation.look_after(say))
@@ -100,10 +100,11 @@ def trial_of(
 def running_process(server: Path) -> int | None:
     """The process that runs the local federation of a server's folder."""
     try:
-        pid = int(json.loads((server / RUNNING).read_text(encoding="utf-8"))["pid"])
-    except (OSError, ValueError, KeyError):
+        known = json.loads((server / RUNNING).read_text(encoding="utf-8"))
+        pid = int(known["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return pid if alive(pid) and pid != os.getpid() else None
+    return pid if alive(pid, known.get("born", "")) and pid != os.getpid() else None
 
 
 def _with_clients(recipe: Recipe, nodes: int) -> Recipe:

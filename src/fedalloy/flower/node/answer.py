@@ -59,6 +59,9 @@ from fedalloy.tasks.metrics.metric import choose
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
+_TEXTS = ("status", "reason", "lag")
+_NUMBERS = ("scores", "test_size", "cross_score")
+"""The numbers of an answer beside statistics."""
 log = logging.getLogger("fedalloy.flower")
 Head = TypeVar("Head", bound=Work)
 
@@ -141,10 +144,14 @@ def respond(content: RecordDict, node_config: Mapping[str, Any], make_task: Make
     """The answer to an order; a wrong configuration is reported in it. ``make_task`` reads the node's data."""
     try:
         config = NodeConfig.read(node_config)
-        policy = Policy.read(config.policy)
     except FedalloyError as error:
         log.error("%s", error)
         return _refusal(f"this node is not configured properly: {error}")
+    try:
+        policy = Policy.read(config.policy)
+    except FedalloyError as error:  # its text names the file, and may quote it
+        log.error("%s", error)
+        return _refusal("this node is not configured properly: its policy cannot be read (see the node's log)")
     order: ReceivedOrder | None = None
     try:
         order = read_order(content, policy.max_megabytes * 1e6, policy.models)
@@ -186,11 +193,8 @@ def _asked(order: ReceivedOrder | None) -> dict[str, Any]:
 
 def _answered(message: TensorMessage) -> dict[str, Any]:
     """What was answered, for the audit log: by name and bytes, without values."""
-    told: dict[str, Any] = {name: message.header[name] for name in ("status", "reason") if name in message.header}
-    numbers = [
-        *message.header.get("stats", ()),
-        *(name for name in ("scores", "cross_score") if name in message.header),
-    ]
+    told: dict[str, Any] = {name: message.header[name] for name in _TEXTS if name in message.header}
+    numbers = [*message.header.get("stats", ()), *(name for name in _NUMBERS if name in message.header)]
     return {**told, "bytes": sizes(message.parts), "numbers": numbers}
 
 
@@ -232,10 +236,13 @@ def _carry_out(
     if head.client != config.client:
         raise Refused(f"the order is for '{head.client:.80}', this node is '{config.client}'")
     study, approvals = fingerprint(head.algorithm, head.task), Approvals(config.store)
-    approvals.check(study, policy.require_approval)
+    metrics = head.metrics if isinstance(head, Evaluate) else ()
+    approvals.check(study, policy.require_approval, head.round, metrics)
     store = NodeStore.of(config.store, head.run, config.client)
-    approvals.mark(head.run, study)
     with store.lock():
+        approvals.mark(head.run, study)
+        # 'withdraw' or 'forget' may have come while it waited.
+        approvals.check(study, policy.require_approval, head.round, metrics)
         order = _checked(head, received, config, policy, store, make_task)
         done = _KINDS[head.kind](order)
         store.sent({"kind": head.kind, "ticket": order.ticket, "round": head.round, **_contents(done)})
@@ -328,6 +335,8 @@ def _kept(order: Order[Evaluate], shared: Shared) -> State:
 
 def _cross(order: Order[Cross]) -> TensorMessage:
     """The accuracy of every client's model on this client's validation part."""
+    if "cross_score" not in order.head.algorithm.requires:
+        raise Refused("the study does not need the models of others scored: its weighting does not require cross_score")
     order.policy.check_needs({"accuracy"}, "scoring the models of others")
     shared, examples, payload = order.shared, order.task.examples("valid"), order.parts("cohort/")
     count = check_cohort(payload, order.task.objective, order.algorithm.solver.update)
@@ -360,7 +369,7 @@ def _on(state: Any, device: str) -> State:
 
 def _contents(message: TensorMessage) -> dict[str, Any]:
     """The contents of a message: parts by bytes, numbers by name."""
-    told = {name: value for name, value in message.header.items() if name in ("stats", "scores", "cross_score")}
+    told = {name: value for name, value in message.header.items() if name in ("stats", *_NUMBERS)}
     return {"bytes": sizes(message.parts), **told}
 
 

@@ -3,7 +3,8 @@
 A study is known by its fingerprint, the SHA-256 of what nodes are asked to do: the algorithm's part that they carry out
 and the task, without the seed. A node computes it from the orders themselves, so a server cannot claim another one. The
 operator computes the same from the recipe (``fedalloy flower review``). With ``require_approval = true`` in its policy,
-a node refuses every study whose fingerprint is not in ``approvals.json`` in its store.
+a node refuses every study whose fingerprint is not in ``approvals.json`` in its store, and there what an approval does
+not cover: more rounds than the recipe had, and other metrics.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,14 @@ class Approvals:
             raise CheckpointError(f"{file} cannot be read: {error}; approve the studies again") from None
         return found
 
-    def approve(self, study: str, name: str) -> None:
-        """Approve a study."""
-        self._write(self.read() | {study: {"name": name, "approved": round(time.time())}})
-        Audit(self.store).note({"approved": study, "name": name})
+    def approve(self, study: str, name: str, rounds: int | None = None, metrics: Collection[str] | None = None) -> None:
+        """Approve a study, in so many ``rounds`` and scored by these ``metrics``; by default any."""
+        told = {"rounds": rounds, "metrics": None if metrics is None else sorted(metrics)}
+        terms = {term: value for term, value in told.items() if value is not None}
+        known = self.read()
+        # First the log: nothing is approved without an entry.
+        Audit(self.store).note({"approved": study, "name": name, **terms})
+        self._write(known | {study: {"name": name, "approved": round(time.time()), **terms}})
 
     def withdraw(self, study: str) -> str:
         """Withdraw the approval of a study, named by its fingerprint, the beginning of it, or its name; returns the
@@ -93,7 +98,10 @@ class Approvals:
                 for client in sorted(folder.iterdir()):
                     if client.is_dir():
                         stack.enter_context(NodeStore(client).lock())
-                shutil.rmtree(folder)
+                # In one step: an order that comes meanwhile finds all of it or nothing. What a crash leaves here is
+                # still found by its mark.
+                away = folder.with_name(f".{folder.name.strip('.')}")
+                shutil.rmtree(folder.rename(away))
         Audit(self.store).note({"forgotten": study, "runs": [folder.name for folder in gone]})
         return gone
 
@@ -104,12 +112,25 @@ class Approvals:
             found.setdefault(mark.read_text(encoding="utf-8").strip(), []).append(mark.parent)
         return found
 
-    def check(self, study: str, required: bool) -> None:
-        """Refuse a study that is not approved, where that is required."""
-        if required and study not in self.read():
+    def check(self, study: str, required: bool, round: int = 0, metrics: Collection[str] = ()) -> None:
+        """Refuse a study that is not approved, where that is required, and what its approval does not cover."""
+        if not required:
+            return
+        about, short = self.read().get(study), study[:16]
+        if about is None:
             raise Refused(
-                f"the study {study[:16]} is not approved at this site; its operator looks at the recipe with 'fedalloy "
+                f"the study {short} is not approved at this site; its operator looks at the recipe with 'fedalloy "
                 "flower review' and approves it with 'fedalloy flower approve'"
+            )
+        if round > about.get("rounds", round):
+            raise Refused(
+                f"this site has approved {about['rounds']} rounds of the study {short}, and this is round {round}; its "
+                "operator can approve a recipe with more"
+            )
+        if more := sorted({*metrics} - {*about.get("metrics", metrics)}):
+            raise Refused(
+                f"this site has approved the study {short} without the metrics {', '.join(more)}; its operator can "
+                "approve a recipe with them"
             )
 
     def mark(self, run: str, study: str) -> None:

@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from fedalloy.core import inputs, registry
-from fedalloy.core.errors import DataError
+from fedalloy.core.errors import DataError, RegistryError, SpecError
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective
@@ -89,7 +89,16 @@ def local_task(source: str, client: int, spec: TaskSpec, device: str = "cpu", po
         return _share(client, spec, device, policy)
     _check_model(spec, policy)
     with reading_as(as_precision(spec.dtype)):
-        return _own(read_source(source, client), source, client, spec, device)
+        return _own(_own_source(source, client), source, client, spec, device)
+
+
+def _own_source(source: str, client: int) -> ClientSource:
+    """The node's own data. The text of an error in them may quote them or their schema, and is not for the server,
+    which is told what is wrong with a spec (:mod:`fedalloy.flower.node.answer`)."""
+    try:
+        return read_source(source, client)
+    except (SpecError, RegistryError) as error:
+        raise DataError(str(error)) from error
 
 
 def _own(found: ClientSource, source: str, client: int, spec: TaskSpec, device: str) -> LocalTask:

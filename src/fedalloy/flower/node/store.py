@@ -21,13 +21,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from filelock import lock_descriptor
 
@@ -36,6 +38,7 @@ from fedalloy.core.types import State, Tree
 from fedalloy.experiment.records import atomic, checkpoint
 from fedalloy.flower.protocol.header import Refused
 
+log = logging.getLogger("fedalloy.flower")
 FORMAT = 1
 """The format of a folder; a later version that changes it reads all earlier ones."""
 Ticket = tuple[int, int]
@@ -67,10 +70,13 @@ class NodeStore:
     @contextmanager
     def lock(self) -> Iterator[NodeStore]:
         """Carry out one order at a time; another process of this node waits."""
-        atomic.make_folder(self.folder)
-        with (self.folder / "lock").open("w") as file:
-            lock_descriptor(file.fileno())
-            yield self
+        while True:
+            with self._lock_file() as file:
+                lock_descriptor(file.fileno())
+                if not self._is_here(file):
+                    continue  # the folder was deleted while this waited for it
+                yield self
+                return
 
     def accept(self, ticket: Ticket) -> None:
         """Refuse an order that was overtaken by a newer one."""
@@ -89,7 +95,9 @@ class NodeStore:
             try:
                 state = checkpoint.load(self._path(round))
             except CheckpointError as error:
-                trouble = f"; {error}"
+                # Its text names a path of this machine, and what is said here is sent to the server.
+                log.warning("%s", error)
+                trouble = f"; that of round {round} cannot be used (see the node's log)"
             else:
                 return Start(round, state, "" if round == wanted else self._lag(wanted, round, on_lag, trouble))
         return Start(0, None, self._lag(wanted, 0, on_lag, trouble))
@@ -126,6 +134,18 @@ class NodeStore:
         """Record what is about to be sent."""
         with (self.folder / "sent.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+    def _lock_file(self) -> IO[str]:
+        while True:
+            atomic.make_folder(self.folder)
+            with suppress(FileNotFoundError):  # deleted at this moment
+                return (self.folder / "lock").open("w")
+
+    def _is_here(self, file: IO[str]) -> bool:
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), (self.folder / "lock").stat())
+        except FileNotFoundError:
+            return False
 
     def _index(self) -> dict[str, Any]:
         """The index of this folder; one that is lost or damaged is made again from the states that are there."""

@@ -10,11 +10,12 @@ from fedalloy.core.errors import SpecError
 from fedalloy.flower import bundle_guard, knock
 from fedalloy.flower.prefork import ON, SWITCH
 from fedalloy.flower.prefork.forkserver import entry, preforked
-from fedalloy.flower.supervision import announce
+from fedalloy.flower.supervision import announce, end_with_parent
 
 
 def main(arguments: list[str]) -> None:
     """Run the program named by the first argument; the environment selects the way."""
+    end_with_parent()
     program = arguments[0]
     rest, kept = knock.take_option(arguments)
     sys.argv, allowed = bundle_guard.take_allowed(rest)
