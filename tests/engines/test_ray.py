@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -231,6 +232,15 @@ def test_workers_for_which_this_machine_has_no_room_are_refused_at_once(monkeypa
     with pytest.raises(SpecError, match=r"no worker fits .* 1 CPUs and 1 GPUs each, the cluster has 8 CPUs and 0 GPUs"):
         play(Ray(workers=1, gpus_per_worker=1), ALGORITHM, small_task())
     assert fake.started == 0
+
+
+@pytest.mark.parametrize(("workers", "each", "cores"), [(1, 0.25, 1), (3, 0.5, 2), (1, 2.5, 3), (2, 2, 4)])
+def test_a_ray_of_its_own_has_whole_cores(ray, monkeypatch, workers, each, cores):
+    """Ray refuses a machine with two and a half of them."""
+    asked: list[Any] = []
+    monkeypatch.setattr("fedalloy.engines.ray.connect", lambda *given: bool(asked.append(given)))
+    play(Ray(workers=workers, cpus_per_worker=each), ALGORITHM, small_task())
+    assert [(given[1], type(given[1])) for given in asked] == [(cores, int)]
 
 
 def test_there_are_as_many_workers_as_fit_also_into_a_ray_of_its_own(monkeypatch):
@@ -472,6 +482,8 @@ def test_a_run_with_states_in_a_folder_is_the_loop_and_resumes(tmp_path, ray):
         ({"inner": "lop"}, "inner = 'lop' is not possible: did you mean 'loop'"),
         ({"inner": {"kind": "batched", "memory": 3}}, "unknown argument 'memory'; did you mean 'memory_mb'"),
         ({"inner": {"kind": "loop", "block": 3}}, "inner 'loop' has no arguments, got block"),
+        ({"inner": {"kind": "batched", "block": 0}}, "memory_mb and block must be above 0"),
+        ({"states": ""}, "states is empty: name a folder"),
         ({"workers": 0}, "workers must be 1 or more, or none, got 0"),
         ({"block": -1}, "block must be 1 or more, or none, got -1"),
         ({"cpus_per_worker": 0}, "cpus_per_worker must be above 0"),
@@ -554,6 +566,27 @@ def test_workers_of_a_ray_of_its_own_have_the_priority_of_this_process(monkeypat
     monkeypatch.setattr(ray_session, "load_ray", lambda: fake)
     ray_session.connect("local", 1, None)
     assert os.environ[name] == (given or "0")
+
+
+def test_a_signal_that_comes_while_ray_starts_is_for_the_runs_own_handler(monkeypatch):
+    """Ray's would end the program at once, with the reason "15"."""
+    from ray._private import utils
+
+    heard: list[int] = []
+
+    def init(**_: Any) -> None:
+        utils.set_sigterm_handler(lambda number, _: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+
+    fake = SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setattr(ray_session, "load_ray", lambda: fake)
+    real, before = utils.set_sigterm_handler, signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        ray_session.connect("local", 1, None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
+    assert utils.set_sigterm_handler is real
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "no-port", "auto"])

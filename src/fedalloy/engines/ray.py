@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.arguments import accepted
+from fedalloy.core.arguments import build
 from fedalloy.core.contributions import Notes
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
@@ -71,7 +71,7 @@ class Ray(Engine):
         kind, options = self._inner()
         if kind not in INNER:
             raise SpecError(f"engine 'ray': inner = '{kind}' is not possible: {nearest(kind, INNER)}")
-        accepted(Batched, options, "engine 'ray': inner") if kind == "batched" else _no_options(options)
+        build(Batched, options, "engine 'ray': inner") if kind == "batched" else _no_options(options)
         for name in ("workers", "block"):
             if (count := getattr(self, name)) is not None and count < 1:
                 raise SpecError(f"engine 'ray': {name} must be 1 or more, or none, got {count}")
@@ -82,6 +82,8 @@ class Ray(Engine):
             )
         if self.gpus_per_worker > 1 and self.gpus_per_worker != int(self.gpus_per_worker):
             raise SpecError(f"engine 'ray': gpus_per_worker above 1 must be whole, got {self.gpus_per_worker}")
+        if self.states == "":
+            raise SpecError("engine 'ray': states is empty: name a folder that all machines reach, or leave it out")
         self.clients_keep_states = self.states is not None
 
     def __call__(
@@ -146,7 +148,7 @@ class Ray(Engine):
         """The workers, with this algorithm and task."""
         if self._pool is None:
             count = self.workers or (self._local_workers() if self.address == LOCAL else None)
-            cores = None if count is None else count * self.cpus_per_worker
+            cores = None if count is None else math.ceil(count * self.cpus_per_worker)  # Ray counts whole cores
             self._connected = connect(self.address, cores, None)
             shape = WorkerShape(count or 1, self.cpus_per_worker, self.gpus_per_worker)
             self._pool = WorkerPool(shape, self._settings())

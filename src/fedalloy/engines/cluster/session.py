@@ -43,7 +43,7 @@ def load_ray() -> Any:
     return ray
 
 
-def connect(address: str, cores: float | None, gpus: float | None) -> bool:
+def connect(address: str, cores: int | None, gpus: float | None) -> bool:
     """Connect this process; returns whether it must also disconnect. A cluster of its own has ``cores`` and ``gpus``
     (None: as many as the machine has), listens on the loopback address and ends with this process."""
     place = known_address() if address == AUTO else address
@@ -131,8 +131,26 @@ def _own_handlers() -> Iterator[None]:
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        with _none_set():
+            yield
     finally:
         for number, handler in before.items():
             if handler is not None:
                 signal.signal(number, handler)
+
+
+@contextmanager
+def _none_set() -> Iterator[None]:
+    """Let Ray set no handler of SIGTERM: with its own, a signal that comes while Ray starts would end the program, in
+    the middle of the first round and without a reason."""
+    from ray._private import utils
+
+    real = getattr(utils, "set_sigterm_handler", None)  # not every version has it
+    if real is None:
+        yield
+        return
+    utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = real
