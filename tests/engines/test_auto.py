@@ -30,6 +30,7 @@ from fedalloy.testing import check_engine, engine_cases, small_task, work
 from tests.engines.rounds import gaps, play, shared_of, task_of
 
 FEDAVG = algorithms.fedavg(batch_size=3)
+UNFUSED = algorithms.fedavg(clip_norm=1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,8 @@ def conv() -> nn.Module:
 
 def test_shapes_decide_what_is_tried_first():
     assert names(FEDAVG, task_of(lambda: nn.Linear(4, 3))) == ["batched"]
-    assert names(algorithms.scaffold(), small_task()) == ["batched", "workers"]
+    assert names(UNFUSED, small_task()) == ["batched", "workers"]
+    assert names(algorithms.scaffold(), small_task()) == ["batched"]
     assert names(FEDAVG, task_of(conv, shape=(1, 4, 4))) == ["workers", "batched"]
     large = task_of(lambda: nn.Linear(1000, 600), sizes=(1,), shape=(1000,))
     assert names(FEDAVG, large, clients=10) == ["batched", "batched", "workers"]
@@ -62,7 +64,7 @@ def test_shapes_decide_what_is_tried_first():
 @pytest.mark.parametrize("model", [conv, lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3))])
 def test_one_core_has_no_workers(model):
     task = task_of(model, shape=(1, 4, 4))
-    for algorithm in (FEDAVG, algorithms.scaffold()):
+    for algorithm in (FEDAVG, UNFUSED):
         assert "workers" not in names(algorithm, task, cores=1)
     engine = make_engine(RunConfig(threads=1))
     assert isinstance(engine, Auto)
@@ -74,7 +76,7 @@ def test_one_core_has_no_workers(model):
 def test_one_core_is_not_measured_so_that_comparisons_are_the_same_every_time():
     for task in (small_task("dropout"), task_of(conv, shape=(1, 4, 4))):
         for clients in (1, 4):
-            assert len(names(algorithms.scaffold(), task, clients, cores=1)) == 1
+            assert len(names(UNFUSED, task, clients, cores=1)) == 1
 
 
 def test_small_models_get_one_thread():

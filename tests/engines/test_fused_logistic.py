@@ -45,6 +45,7 @@ def federations(draw):
 def solvers(draw) -> Sgd | Prox:
     options = {"lr": 0.3, "batch_size": draw(st.sampled_from([1, 3, 8, 11, None]))}
     options["weight_decay"] = draw(st.sampled_from([0.0, 0.2]))
+    options["momentum"] = draw(st.sampled_from([0.0, 0.5, 0.9]))
     return Prox(mu=0.4, **options) if draw(st.booleans()) else Sgd(**options)
 
 
@@ -82,22 +83,32 @@ FAULTS = {
     "unused slots count": ("if (used && !used[b]) continue;", ""),
     "unused slots train": ("if (!used[b]) out[k * lead + b] = 0;", ";"),
     "the mean of a partial batch is over all slots": ("job->lr / seen);", "job->lr / job->batch);"),
-    "decay is ignored": ("1 - job->lr * (job->decay + job->pull)", "1 - job->lr * job->pull"),
-    "the pull is ignored": ("job->lr * job->pull);", "0);"),
+    "decay is ignored": ("job->lr * (job->decay + job->pull)", "job->lr * job->pull"),
+    "the pull is ignored": ("job->lr * job->pull, job->momentum);", "0, job->momentum);"),
     "a client takes the steps of others": ("client < job->running[step]", "1"),
     "examples beside whole tiles are left out": ("        TILES(1)\n", "        b++;\n"),
     "an odd class sees one example": ("width, lead, some, 1);", "width, lead, 1, 1);"),
-    "the bias stays": ("bias[k] = keep * bias[k] + pull * first_bias[k] - total;", ";"),
+    "the bias stays": ("bias[k] = moved;", ";"),
+}
+WITH_MOMENTUM = {
+    "weights have no momentum": ("a[i * wide + j] += momentum * speed[i * width + d + j];", ";"),
+    "the bias has no momentum": ("momentum * bias_speed[k] + moved", "moved"),
+    "speed is not kept": ("speed[i * width + d + j] = a[i * wide + j];", ";"),
+    "a client begins with the speed of the one before": ("if (speed) memset(bias_speed", "if (0) memset(bias_speed"),
+    "decay is that of a step without momentum": ("speed ? -less : 1 - less", "1 - less"),
 }
 
 
 @needs_compiler
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [*FAULTS, *WITH_MOMENTUM])
 def test_every_planted_fault_is_seen(fault, tmp_path, monkeypatch):
     task = task_of(lambda: nn.Linear(5, 3), (7, 4, 9, 2), (5,))
-    algorithm = Algorithm(Prox(mu=0.4, lr=0.3, batch_size=3, weight_decay=0.2), Uniform(), ServerSgd())
+    momentum = 0.5 if fault in WITH_MOMENTUM else 0.0
+    solver = Prox(mu=0.4, lr=0.3, batch_size=3, weight_decay=0.2, momentum=momentum)
+    algorithm = Algorithm(solver, Uniform(), ServerSgd())
     now = work(0, 1, 2, 3, active=(True, True, True, False))
-    found, used = one_round(compiled(tmp_path, *FAULTS[fault]), monkeypatch, task, algorithm, now)
+    planted = {**FAULTS, **WITH_MOMENTUM}[fault]
+    found, used = one_round(compiled(tmp_path, *planted), monkeypatch, task, algorithm, now)
     assert used[0] is not None
     assert gaps(found, play(Loop(), algorithm, task, now)) != []
 
@@ -117,10 +128,10 @@ def test_labels_and_numbers_that_are_wrong_are_told_as_by_torch(kernels, monkeyp
 
 
 @needs_compiler
-@pytest.mark.parametrize("why", ["momentum", "half", "strided", "wide"])
+@pytest.mark.parametrize("why", ["nesterov", "half", "strided", "wide"])
 def test_what_it_cannot_do_is_left_to_torch(why, kernels, monkeypatch):
     task = task_of(lambda: nn.Linear(4, 3), (5, 3))
-    algorithm = algorithms.fedavg(momentum=0.5 if why == "momentum" else 0.0)
+    algorithm = algorithms.fedavg(momentum=0.5, nesterov=why == "nesterov")
     x = {"half": task.block.x.float(), "strided": task.block.x.T.contiguous().T}.get(why, task.block.x)
     if why == "wide":
         monkeypatch.setattr(fused_logistic, "MOST_WEIGHTS", 11)
@@ -131,14 +142,15 @@ def test_what_it_cannot_do_is_left_to_torch(why, kernels, monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("size", [1.0, 80.0])
 @pytest.mark.parametrize("width", widths())
-def test_float32_agrees_within_its_rounding(width, size, kernels, monkeypatch):
+def test_float32_agrees_within_its_rounding(width, size, momentum, kernels, monkeypatch):
     """With large inputs too, whose exponentials overflow unless the largest output is subtracted first."""
     task = task_of(lambda: nn.Linear(60, 10), (20, 13, 8), (60,), 10)
     objective = ModuleObjective(lambda: nn.Linear(60, 10), "cross_entropy")
     single = replace(task, objective=objective, block=replace(task.block, x=size * task.block.x.float()))
-    algorithm = algorithms.fedavg(lr=0.1 / size, batch_size=5)
+    algorithm = algorithms.fedavg(lr=0.1 / size, batch_size=5, momentum=momentum)
     monkeypatch.setattr(fused_logistic, "_NAMES", {torch.float32: f"steps_float_{width}"})
     found, used = one_round(kernels, monkeypatch, single, algorithm, work(0, 1, 2))
     assert used[0] is not None

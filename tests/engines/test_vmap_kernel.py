@@ -224,6 +224,6 @@ def test_a_clients_own_error_comes_back_with_its_name(kernel):
 
 def test_a_kernel_that_was_asked_for_and_does_not_fit_is_told():
     case = plain_case()
-    algorithm = algorithms.scaffold(batch_size=3)
+    algorithm = algorithms.fedavg(batch_size=3, clip_norm=1.0)
     with pytest.warns(RuntimeWarning, match="kernel 'fused' needs a chain of linear layers"):
         play(Batched(kernel="fused"), algorithm, case.task)

@@ -27,14 +27,21 @@ from fedalloy.core.program import BlockTraining, Finished, Kernel, TrainingResul
 from fedalloy.core.protocols import Engine, Objective, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Block, Cohort, Context, State, Work
-from fedalloy.engines.kernels import fused, fused_interpolated, fused_mixed, fused_phases, vmap_kernel
+from fedalloy.engines.kernels import fused, fused_interpolated, fused_mixed, fused_phases, fused_shifted, vmap_kernel
 from fedalloy.engines.kernels.client_graphs import ClientGraphs, warn_mapped
 from fedalloy.engines.kernels.conv_chain import Stages, stages_of
 from fedalloy.engines.kernels.conv_graphs import ConvGraphs
 from fedalloy.engines.kernels.cuda_graphs import CudaGraphs
 from fedalloy.engines.kernels.fused_graph import FusedGraphs
 from fedalloy.engines.kernels.layer_chain import chain_of
-from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, mixed_sgd_of, plain_sgd_of, two_phase_sgd_of
+from fedalloy.engines.kinds import (
+    interpolated_sgd_of,
+    is_fusible,
+    mixed_sgd_of,
+    plain_sgd_of,
+    shifted_sgd_of,
+    two_phase_sgd_of,
+)
 from fedalloy.engines.loop import loop_like
 from fedalloy.engines.precision import Precision, precise, products_in
 from fedalloy.engines.profile import phase
@@ -209,6 +216,8 @@ class Batched(Engine):
             return fused_phases.train
         if mixed_sgd_of(algorithm) is not None:
             return fused_mixed.train
+        if shifted_sgd_of(algorithm) is not None:
+            return fused_shifted.train
         if plain_sgd_of(algorithm) is None:
             return fused_interpolated.train
         if not on_gpu:

@@ -62,7 +62,18 @@ class MixedSgd:
     weight_decay: float = 0.0
 
 
-Setting = PlainSgd | InterpolatedSgd | TwoPhaseSgd | MixedSgd
+@dataclass(frozen=True)
+class ShiftedSgd:
+    """Kind ``shifted_descent``: gradient descent on the received model, where each client adds a tree of its own, the
+    same in all steps of a round, to every gradient; with momentum and weight decay. The solver's ``begin`` puts the
+    tree into the carry as ``shift``, and its ``end`` reads ``params`` of the carry only.
+    """
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+Setting = PlainSgd | InterpolatedSgd | TwoPhaseSgd | MixedSgd | ShiftedSgd
 
 
 def plain_sgd_of(algorithm: Algorithm) -> PlainSgd | None:
@@ -89,6 +100,12 @@ def mixed_sgd_of(algorithm: Algorithm) -> MixedSgd | None:
     return found if isinstance(found, MixedSgd) else None
 
 
+def shifted_sgd_of(algorithm: Algorithm) -> ShiftedSgd | None:
+    """The settings of the clients' program if it is of kind ``shifted_descent``, otherwise None."""
+    found = setting_of(algorithm)
+    return found if isinstance(found, ShiftedSgd) else None
+
+
 def is_fusible(algorithm: Algorithm) -> bool:
     """Whether there is a fused kernel for the clients' program."""
     return setting_of(algorithm) is not None
@@ -96,6 +113,7 @@ def is_fusible(algorithm: Algorithm) -> bool:
 
 _KINDS: dict[str, Any] = {
     "descent": PlainSgd, "pair_descent": InterpolatedSgd, "two_phase_descent": TwoPhaseSgd, "mixed_descent": MixedSgd,
+    "shifted_descent": ShiftedSgd,
 }  # fmt: skip
 
 

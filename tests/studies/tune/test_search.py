@@ -57,6 +57,14 @@ def test_every_method_has_a_space_that_it_accepts() -> None:
             space_of(parse(recipe))
 
 
+@pytest.mark.parametrize(("name", "cohort"), [("aaggff_s", 20), ("aaggff_d", 2)])
+def test_no_trial_is_refused_for_settings_that_depend_on_the_federation(name: str, cohort: int, tmp_path: Path) -> None:
+    """AAggFF's C1 must be below its C2, which is the share of clients in a round."""
+    recipe = {**RECIPE, "partition": {"kind": "iid", "clients": 20}, "sampling": {"cohort": cohort}}
+    found = fedalloy.tune(recipe, {name: name}, tmp_path, trials=4, processes=1, rounds=1)
+    assert [bool(one.rounds) and not one.state.startswith("failed") for one in found.tuned[0].tried] == [True] * 4
+
+
 def test_arguments_are_searched_where_their_rule_says() -> None:
     space = space_of(parse({"algorithm": {"name": "fedprox"}}))
     assert space["algorithm.mu"] == registry.search_of("solver", "prox")["mu"]

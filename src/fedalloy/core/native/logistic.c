@@ -120,10 +120,12 @@ FAST static void NAME(forward)(const NAME(vector) *w, const REAL *bias, const NA
     }
 }
 
-/* w[k] <- keep w[k] + pull w0[k] - sum_b grad[k][b] x[b], for `many` classes and `wide` vectors of features. */
-static INLINE void NAME(moved)(NAME(vector) *w, const NAME(vector) *received, const NAME(vector) *const *x,
-                               const REAL *grad, long batch, long width, long lead, REAL keep, REAL pull, long d,
-                               const int many, const int wide) {
+/* w[k] <- keep w[k] + pull w0[k] - shift[k] - sum_b grad[k][b] x[b], for `many` classes and `wide` vectors of features.
+   With momentum this sum is the next speed, to which momentum times the last one is added, and w moves by it. */
+static INLINE void NAME(moved)(NAME(vector) *w, const NAME(vector) *received, const NAME(vector) *shift,
+                               NAME(vector) *speed, const NAME(vector) *const *x, const REAL *grad, long batch,
+                               long width, long lead, REAL keep, REAL pull, REAL momentum, long d, const int many,
+                               const int wide) {
     NAME(vector) a[5 * ACROSS];
     UNROLL
     for (int i = 0; i < many; i++)
@@ -135,6 +137,16 @@ static INLINE void NAME(moved)(NAME(vector) *w, const NAME(vector) *received, co
             UNROLL
             for (int j = 0; j < wide; j++)
                 a[i * wide + j] = keep * a[i * wide + j] + pull * received[i * width + d + j];
+    if (shift)
+        UNROLL
+        for (int i = 0; i < many; i++)
+            UNROLL
+            for (int j = 0; j < wide; j++) a[i * wide + j] -= shift[i * width + d + j];
+    if (speed)
+        UNROLL
+        for (int i = 0; i < many; i++)
+            UNROLL
+            for (int j = 0; j < wide; j++) a[i * wide + j] += momentum * speed[i * width + d + j];
     for (long b = 0; b < batch; b++) {
         NAME(vector) v[ACROSS];
         UNROLL
@@ -146,21 +158,31 @@ static INLINE void NAME(moved)(NAME(vector) *w, const NAME(vector) *received, co
             for (int j = 0; j < wide; j++) a[i * wide + j] -= g * v[j];
         }
     }
+    if (speed)
+        UNROLL
+        for (int i = 0; i < many; i++)
+            UNROLL
+            for (int j = 0; j < wide; j++) {
+                speed[i * width + d + j] = a[i * wide + j];
+                a[i * wide + j] += w[i * width + d + j];
+            }
     UNROLL
     for (int i = 0; i < many; i++)
         UNROLL
         for (int j = 0; j < wide; j++) w[i * width + d + j] = a[i * wide + j];
 }
 
-#define MOVE(many, wide)                                                                                             \
-    for (; d + wide <= width; d += wide)                                                                             \
-        NAME(moved)(w + k * width, received + k * width, x, grad + k * lead, batch, width, lead, keep, pull, d, many, \
-                    wide);
+#define MOVE(many, wide)                                                                                       \
+    for (; d + wide <= width; d += wide)                                                                       \
+        NAME(moved)(w + k * width, received + k * width, shift ? shift + k * width : 0,                        \
+                    speed ? speed + k * width : 0, x, grad + k * lead, batch, width, lead, keep, pull,         \
+                    momentum, d, many, wide);
 
 /* The same for all classes and features, and for the bias; the gradient already has step size and mean in it. */
-FAST static void NAME(backward)(NAME(vector) *w, const NAME(vector) *received, REAL *bias, const REAL *first_bias,
-                                const NAME(vector) *const *x, const REAL *grad, long batch, long classes, long width,
-                                long lead, REAL keep, REAL pull) {
+FAST static void NAME(backward)(NAME(vector) *w, const NAME(vector) *received, const NAME(vector) *shift,
+                                NAME(vector) *speed, REAL *bias, const REAL *first_bias, const REAL *bias_shift,
+                                REAL *bias_speed, const NAME(vector) *const *x, const REAL *grad, long batch,
+                                long classes, long width, long lead, REAL keep, REAL pull, REAL momentum) {
     long k = 0;
     for (; k + 5 <= classes; k += 5) {
         long d = 0;
@@ -176,7 +198,10 @@ FAST static void NAME(backward)(NAME(vector) *w, const NAME(vector) *received, R
         for (k = 0; k < classes; k++) {
             REAL total = 0;
             for (long b = 0; b < batch; b++) total += grad[k * lead + b];
-            bias[k] = keep * bias[k] + pull * first_bias[k] - total;
+            REAL moved = keep * bias[k] + pull * first_bias[k] - total;
+            if (shift) moved -= bias_shift[k];
+            if (speed) moved = bias[k] + (bias_speed[k] = momentum * bias_speed[k] + moved);
+            bias[k] = moved;
         }
 }
 
@@ -261,10 +286,23 @@ static int NAME(client)(const struct block *job, long client, REAL *memory, int6
     long width = (job->features + LANES - 1) / LANES, padded = width * LANES;
     long lead = (job->batch + LANES - 1) / LANES * LANES + LANES;
     REAL *received = memory, *w = received + job->classes * padded, *x = w + job->classes * padded;
-    REAL *out = x + job->batch * padded, *bias = out + job->classes * lead;
+    REAL *out = x + job->batch * padded, *bias = out + job->classes * lead, *bias_speed = bias + job->classes;
+    REAL *speed = bias_speed + job->classes, *bias_shift = speed + job->classes * padded;
+    REAL *shift = bias_shift + job->classes;
     const REAL *first = job->weight, *first_bias = job->bias, *pool = job->x;
     memcpy(w, received, job->classes * padded * sizeof(REAL));
     for (long k = 0; k < job->classes; k++) bias[k] = first_bias ? first_bias[k] : 0;
+    memset(bias_speed, 0, job->classes * (1 + padded) * sizeof(REAL));
+    if (!job->momentum) speed = 0;
+    if (job->shift)  /* its rows are padded with the zeros that are there */
+        for (long k = 0; k < job->classes; k++) {
+            const REAL *row = (const REAL *)job->shift + (client * job->classes + k) * job->features;
+            for (long d = 0; d < job->features; d++) shift[k * padded + d] = job->lr * row[d];
+            if (first_bias) bias_shift[k] = job->lr * ((const REAL *)job->bias_shift)[client * job->classes + k];
+        }
+    else
+        shift = 0;
+    double less = job->lr * (job->decay + job->pull);
     double by_example = 0, by_batch = 0;
     for (long step = 0; step < job->steps && client < job->running[step]; step++) {
         long place = (step * job->clients + client) * job->batch;
@@ -286,8 +324,9 @@ static int NAME(client)(const struct block *job, long client, REAL *memory, int6
         double loss = NAME(losses)(out, labels, used, job->batch, job->classes, lead, job->lr / seen);
         by_example += loss;
         by_batch += loss / seen;
-        NAME(backward)((NAME(vector) *)w, (NAME(vector) *)received, bias, first_bias, rows, out, job->batch,
-                       job->classes, width, lead, 1 - job->lr * (job->decay + job->pull), job->lr * job->pull);
+        NAME(backward)((NAME(vector) *)w, (NAME(vector) *)received, (NAME(vector) *)shift, (NAME(vector) *)speed, bias,
+                       first_bias, bias_shift, bias_speed, rows, out, job->batch, job->classes, width, lead,
+                       speed ? -less : 1 - less, job->lr * job->pull, job->momentum);
     }
     REAL *weights = (REAL *)job->weights + client * job->classes * job->features;
     double squares = 0, bias_squares = 0;
@@ -305,7 +344,7 @@ static int NAME(client)(const struct block *job, long client, REAL *memory, int6
 /* All clients; returns 1 without memory, 2 as above, and 3 if all was done but some number is not finite. */
 int NAME(steps)(const struct block *job) {
     long padded = (job->features + LANES - 1) / LANES * LANES, lead = (job->batch + LANES - 1) / LANES * LANES + LANES;
-    size_t numbers = (2 * job->classes + job->batch) * padded + job->classes * (lead + 1) + LANES;
+    size_t numbers = (4 * job->classes + job->batch) * padded + job->classes * (lead + 3) + LANES;
     size_t bytes = numbers * sizeof(REAL), slots = (bytes + 63) / 64 * 64;
     void *held = 0;
     if (posix_memalign(&held, 64, slots + job->batch * (sizeof(int64_t) + sizeof(void *)))) return 1;

@@ -23,11 +23,12 @@
 #include "elements.c"
 
 /* A block of clients, as fedalloy.core.blocks.Prepared describes it: index [C, planned, B], mask [S, C, B], seen [S, C];
-   weights [C, K, D] and biases [C, K] are what the clients send, and squares their squared lengths, [C] each. */
+   weights [C, K, D] and biases [C, K] are what the clients send, and squares their squared lengths, [C] each. shift and
+   bias_shift, of the same shapes, are added to every gradient of a client; they may be missing. */
 struct block {
     int64_t clients, steps, planned, batch, features, classes, examples;
-    double lr, decay, pull;
-    const void *x, *weight, *bias;
+    double lr, decay, pull, momentum;
+    const void *x, *weight, *bias, *shift, *bias_shift;
     const int64_t *y, *start, *index, *running, *seen;
     const uint8_t *full, *mask;
     void *weights, *biases;

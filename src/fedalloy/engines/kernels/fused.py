@@ -7,7 +7,7 @@ combining them over clients reads the memory once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -42,15 +42,18 @@ class Dense:
 @dataclass
 class Memory:
     """The buffers of a block, ``[C, *shape]`` each: the clients' models and their velocities. ``received`` is the model
-    that all clients start from."""
+    that all clients start from; ``shift`` is added to every gradient of a client, if there is one."""
 
     received: Tree
     model: Tree
     velocity: Tree
+    shift: Tree = field(default_factory=dict)
 
     def first(self, clients: int) -> Memory:
         """The rows of the first clients, as views."""
-        views = ({name: leaf[:clients] for name, leaf in kept.items()} for kept in (self.model, self.velocity))
+        views = (
+            {name: leaf[:clients] for name, leaf in kept.items()} for kept in (self.model, self.velocity, self.shift)
+        )
         return Memory(self.received, *views)
 
 
@@ -254,6 +257,8 @@ def move_weight(
     weight.baddbmm_(out_grad, before, beta=1.0 - lr * (sgd.weight_decay + sgd.pull), alpha=-lr * scale)
     if sgd.pull:
         weight.add_(memory.received[leaf], alpha=lr * sgd.pull)
+    if memory.shift:
+        weight.sub_(memory.shift[leaf], alpha=lr)
 
 
 def move_bias(memory: Memory, leaf: str, sgd: PlainSgd, out_grad: Tensor, scale: float, lr: float) -> None:
@@ -267,6 +272,8 @@ def move_bias(memory: Memory, leaf: str, sgd: PlainSgd, out_grad: Tensor, scale:
         bias.mul_(1.0 - lr * (sgd.weight_decay + sgd.pull))
         bias.add_(memory.received[leaf], alpha=lr * sgd.pull)
     bias.sub_(grad, alpha=lr * scale)
+    if memory.shift:
+        bias.sub_(memory.shift[leaf], alpha=lr)
 
 
 def momentum_step(memory: Memory, leaf: str, sgd: PlainSgd, grad: Tensor, lr: float) -> None:
@@ -275,5 +282,7 @@ def momentum_step(memory: Memory, leaf: str, sgd: PlainSgd, grad: Tensor, lr: fl
     if sgd.weight_decay or sgd.pull:
         grad.add_(value, alpha=sgd.weight_decay + sgd.pull)
         grad.sub_(memory.received[leaf], alpha=sgd.pull)
+    if memory.shift:
+        grad.add_(memory.shift[leaf])
     velocity.mul_(sgd.momentum).add_(grad)
     value.sub_(grad.add_(velocity, alpha=sgd.momentum) if sgd.nesterov else velocity, alpha=lr)

@@ -22,11 +22,11 @@ from fedalloy.engines.kinds import PlainSgd
 
 DIFFERENTIABLE = False
 MOST_WEIGHTS = 1 << 16
-"""Larger layers are left to torch: two of them and a batch must fit into the second cache."""
+"""Larger layers are left to torch: two of them, with momentum three, and a batch must fit into the second cache."""
 _NUMBERS = ("clients", "steps", "planned", "batch", "features", "classes", "examples")
 _POINTERS = (
-    "x", "weight", "bias", "y", "start", "index", "running", "seen", "full", "mask", "weights", "biases", "losses",
-    "weight_squares", "bias_squares",
+    "x", "weight", "bias", "shift", "bias_shift", "y", "start", "index", "running", "seen", "full", "mask", "weights",
+    "biases", "losses", "weight_squares", "bias_squares",
 )  # fmt: skip
 _DONE, _NOT_FINITE = 0, 3
 _NAMES = {torch.float32: "logistic_float", torch.float64: "logistic_double"}
@@ -37,23 +37,25 @@ class _Job(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in _NUMBERS),
-        *((name, ctypes.c_double) for name in ("lr", "decay", "pull")),
+        *((name, ctypes.c_double) for name in ("lr", "decay", "pull", "momentum")),
         *((name, ctypes.c_void_p) for name in _POINTERS),
     )
 
 
 def train(
-    weight: str, bias: str | None, sgd: PlainSgd, params: Tree, block: Prepared, ctx: Context
+    weight: str, bias: str | None, sgd: PlainSgd, params: Tree, block: Prepared, ctx: Context, shift: Tree | None = None
 ) -> TrainingResult | None:
-    """The steps of a block; None where the kernel cannot be used, and where torch would raise an error."""
+    """The steps of a block; None where the kernel cannot be used, and where torch would raise an error. ``shift`` is
+    added to every gradient of a client."""
     kernel = _kernel_for(params[weight], sgd)
     if kernel is None or not _fits(params, block, params[weight].shape[1]):
         return None
+    shift = {name: leaf.contiguous() for name, leaf in (shift or {}).items()}
     clients = len(block)
     deltas = {name: torch.empty((clients, *leaf.shape), dtype=leaf.dtype) for name, leaf in params.items()}
     losses = torch.empty(clients, 2, dtype=torch.float64)
     squares = torch.empty(len(params), clients, dtype=torch.float64)
-    job = _job(weight, bias, sgd, params, block, ctx.local_lr, deltas, losses, squares)
+    job = _job(weight, bias, sgd, params, block, ctx.local_lr, shift, deltas, losses, squares)
     answer = kernel(ctypes.byref(job))
     if answer not in (_DONE, _NOT_FINITE):
         return None
@@ -62,8 +64,8 @@ def train(
 
 
 def _job(
-    weight: str, bias: str | None, sgd: PlainSgd, params: Tree, block: Prepared, lr: float, deltas: Tree,
-    losses: Tensor, squares: Tensor,
+    weight: str, bias: str | None, sgd: PlainSgd, params: Tree, block: Prepared, lr: float, shift: Tree,
+    deltas: Tree, losses: Tensor, squares: Tensor,
 ) -> _Job:  # fmt: skip
     x, y, index, steps = block.data.x, block.data.y, block.plan.index, len(block.running)
     classes, features = params[weight].shape
@@ -72,13 +74,14 @@ def _job(
     first = squares.data_ptr()
     job = _Job(
         len(block), steps, *index.shape[1:], features, classes, y.shape[0], lr, sgd.weight_decay, sgd.pull,
-        x.data_ptr(), params[weight].data_ptr(), params[bias].data_ptr() if bias else None, y.data_ptr(),
+        sgd.momentum, x.data_ptr(), params[weight].data_ptr(), params[bias].data_ptr() if bias else None,
+        shift[weight].data_ptr() if shift else None, shift[bias].data_ptr() if shift and bias else None, y.data_ptr(),
         block.data.start.data_ptr(), index.data_ptr(), ctypes.addressof(running), block.seen.data_ptr(),
         ctypes.addressof(full), block.mask.data_ptr(), deltas[weight].data_ptr(),
         deltas[bias].data_ptr() if bias else None, losses.data_ptr(), first + rows[weight],
         first + rows[bias] if bias else None,
     )  # fmt: skip
-    job.kept = running, full  # the job holds only their addresses
+    job.kept = running, full, shift  # the job holds only their addresses
     return job
 
 
@@ -96,7 +99,7 @@ def _fine(leaves: int, clients: int) -> tuple[Tensor, Tensor]:
 
 def _kernel_for(weight: Tensor, sgd: PlainSgd) -> Any:
     compiled = library()
-    if compiled is None or tracing() or sgd.momentum or not weight.is_cpu or weight.numel() > MOST_WEIGHTS:
+    if compiled is None or tracing() or sgd.nesterov or not weight.is_cpu or weight.numel() > MOST_WEIGHTS:
         return None
     return getattr(compiled, _NAMES[weight.dtype]) if weight.dtype in _NAMES else None
 

@@ -9,17 +9,18 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedalloy.core import tree
+from fedalloy.core.aspects import Fusible, Fusing
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Contributions, Part, Payload, State, Tree
 from fedalloy.methods.solvers.descent import descend, descend_start, gradient
-from fedalloy.methods.solvers.training import LocalTraining
+from fedalloy.methods.solvers.training import LocalTraining, plain_sgd_hint
 
 
 @register("solver", "scaffold")
 @dataclass(frozen=True)
-class Scaffold(LocalTraining):
+class Scaffold(LocalTraining, Fusible):
     """``y <- y - lr (grad - c_k + c)``, then ``c_k+ = c_k - c + (w - y) / (steps lr)``.
 
     The server adds ``(1/K) sum_S (c_k+ - c_k)`` to ``c``. The denominator counts steps, not epochs; with momentum it is
@@ -41,6 +42,12 @@ class Scaffold(LocalTraining):
             )
         if self.precision == "fp16":
             raise ValueError("scaffold cannot skip steps, as precision 'fp16' does: choose 'bf16'")
+
+    @property
+    def fusing(self) -> Fusing | None:
+        if type(self) is not Scaffold or plain_sgd_hint(self) is None:  # see Sgd
+            return None
+        return Fusing("shifted_descent", {"momentum": self.momentum, "weight_decay": self.weight_decay})
 
     def init_shared(self, params: Tree) -> Shared:
         return {"control": tree.zeros_like(params)}

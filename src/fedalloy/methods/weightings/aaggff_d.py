@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
-from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.methods.weightings.aaggff_s import check_responses
 from fedalloy.methods.weightings.attendance import among, usable
@@ -21,7 +20,8 @@ from fedalloy.methods.weightings.cdf import Cdf, CdfName, respond
 RECORDED = 2000
 
 
-@register("weighting", "aaggff_d", search={"C1": Range(0.0, 0.5)})
+# No range for C1: it must stay below C2, which follows from the federation, and papers keep it at 0.
+@register("weighting", "aaggff_d")
 @dataclass(frozen=True)
 class AaggffD(Weighting):
     """Follow the regularised leader on doubly robust, linearised gradients; a round takes O(K).

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
-from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.methods.weightings.attendance import among, everyone, imputed, usable
 from fedalloy.methods.weightings.cdf import Cdf, CdfName, respond
 from fedalloy.methods.weightings.simplex import minimise, require_solver
 
 
-@register("weighting", "aaggff_s", search={"C1": Range(0.0, 0.5)})
+# No range for C1: it must stay below C2, which follows from the federation, and papers keep it at 0.
+@register("weighting", "aaggff_s")
 @dataclass(frozen=True)
 class AaggffS(Weighting):
     """Online Newton step on the decision loss ``-log(1 + <p, r>)``, solved exactly over the simplex.
