@@ -113,7 +113,7 @@ def test_every_step_size_of_a_schedule_keeps_no_graph_of_its_own(monkeypatch):
 
     class Kept:
         def __init__(self, *given: Any) -> None:
-            self.kernel: Any = given[0]
+            self.kernel: fused_graph.Kernel = given[0]
             self.ctx = given[3]
 
         def replay(self, params: Any, block: Any) -> Any:
