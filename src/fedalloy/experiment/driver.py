@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +16,6 @@ from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.errors import CheckpointError, Diverged, SpecError, is_passing, nearest
 from fedalloy.core.protocols import ClientStore, Task
 from fedalloy.core.types import State, Tree
-from fedalloy.engines.out_of_core import StorageLimit
 from fedalloy.experiment.callbacks import Hooks, RunStart, Wishes
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.evaluate import Evaluation
@@ -28,15 +25,15 @@ from fedalloy.experiment.interrupt import Caught, StopFlag, stop_when_asked
 from fedalloy.experiment.lengthening import LAST, check_last, due, kept, reopen_last, tidy_snapshots
 from fedalloy.experiment.machinery import Threads, closing, peak_memory, profiled
 from fedalloy.experiment.observing import Seen, keep_snapshot, observe
-from fedalloy.experiment.opening import RUN_ID, Agreement, ClaimedRun, Consent, agree, open_folder
+from fedalloy.experiment.opening import Agreement, ClaimedRun, Consent, agree, open_folder
 from fedalloy.experiment.placement import on_device, told_about_float64
 from fedalloy.experiment.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
 from fedalloy.experiment.records.folder import RunFolder, RunState
-from fedalloy.experiment.records.reading import name_of, read_json
-from fedalloy.experiment.records.store import open_store
+from fedalloy.experiment.records.reading import name_of
 from fedalloy.experiment.round import Federation, RoundResult, Stopwatch, known_sizes, run_round
 from fedalloy.experiment.sizes import KnownSizes
 from fedalloy.experiment.starting import assemble, begin
+from fedalloy.experiment.storing import contributions_limit, make_store
 from fedalloy.experiment.tracking import Tracker, as_callbacks
 from fedalloy.experiment.trained import Trained
 
@@ -156,7 +153,7 @@ def run(
     if folder is not None:
         claim = _claim(algorithm, task, config, state, recipe or {})
         opened = open_folder(folder, resume, claim, fed.task, config, fed.notices)
-    fed.engine.keep_contributions(_storage(config, opened))
+    fed.engine.keep_contributions(contributions_limit(config, opened))
     with Threads(config), opened.lock() if opened else nullcontext():
         recorder: Recorder = FolderRecorder(opened) if opened else MemoryRecorder()
         session = Session(fed, state, make_store(fed, state, opened), recorder, known_sizes(fed), hooks=hooks)
@@ -179,12 +176,6 @@ def _check_resuming(resume: bool, folder: object, **given: bool) -> None:
             raise SpecError(f"{name} (--{option}) is about a run that is resumed: give resume=True (--resume) too")
 
 
-def _storage(config: RunConfig, folder: RunFolder | None) -> StorageLimit:
-    """Where the contributions of a round are kept."""
-    place = config.contributions_folder or (folder.path if folder else None)
-    return StorageLimit(config.contributions_mb, None if place is None else Path(place))
-
-
 def _start(session: Session, recipe: Mapping[str, Any], folder: Path | None) -> RunStart:
     return RunStart(name_of(recipe), recipe, folder, session.progress.round, session.fed.config.rounds)
 
@@ -194,26 +185,6 @@ def _claim(
 ) -> ClaimedRun:
     named = identify(algorithm, task, config, state)
     return ClaimedRun(algorithm, named, without_defaults(named, algorithm, task, config), recipe)
-
-
-def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) -> ClientStore:
-    """The store of client states: in memory or on disk, by the size of one state."""
-    config, one = fed.config, {}
-    if fed.algorithm.stateful and not fed.engine.clients_keep_states:
-        one = fed.algorithm.init_client(state["shared"], fed.root, fed.task.objective.init)
-    place = folder.clients if folder else None
-    if fed.engine.clients_keep_states:
-        fed.engine.claim_states(_name_of_its_own(folder))
-    return open_store(one, fed.task.population, config.client_memory_mb, place, config.device)
-
-
-def _name_of_its_own(folder: RunFolder | None) -> str:
-    """A name that no other run has: neither another one of this process, nor one in a folder of the same name on
-    another machine."""
-    if folder is None:
-        return f"a run in memory, {uuid.uuid4().hex[:12]}, of process {os.getpid()}"
-    begun = (read_json(folder.path / "environment.json") or {}).get(RUN_ID)  # earlier versions noted none
-    return f"{folder.path.resolve()}{f', begun as {begun}' if begun else ''}"
 
 
 def _restore(session: Session, folder: RunFolder, agreed: Agreement, start_over: bool) -> None:

@@ -1,0 +1,43 @@
+"""Where a run keeps what clients send and the states that they keep: in memory, in its folder or in another one."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+from fedalloy.core.algorithm import ServerState
+from fedalloy.core.protocols import ClientStore
+from fedalloy.engines.out_of_core import StorageLimit
+from fedalloy.experiment.config import RunConfig
+from fedalloy.experiment.opening import RUN_ID
+from fedalloy.experiment.records.folder import RunFolder
+from fedalloy.experiment.records.reading import read_json
+from fedalloy.experiment.records.store import open_store
+from fedalloy.experiment.round import Federation
+
+
+def contributions_limit(config: RunConfig, folder: RunFolder | None) -> StorageLimit:
+    """Where the contributions of a round are kept."""
+    place = config.contributions_folder or (folder.path if folder else None)
+    return StorageLimit(config.contributions_mb, None if place is None else Path(place))
+
+
+def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) -> ClientStore:
+    """The store of client states: in memory or on disk, by the size of one state."""
+    config, one = fed.config, {}
+    if fed.algorithm.stateful and not fed.engine.clients_keep_states:
+        one = fed.algorithm.init_client(state["shared"], fed.root, fed.task.objective.init)
+    place = folder.clients if folder else None
+    if fed.engine.clients_keep_states:
+        fed.engine.claim_states(_name_of_its_own(folder))
+    return open_store(one, fed.task.population, config.client_memory_mb, place, config.device)
+
+
+def _name_of_its_own(folder: RunFolder | None) -> str:
+    """A name that no other run has: neither another one of this process, nor one in a folder of the same name on
+    another machine."""
+    if folder is None:
+        return f"a run in memory, {uuid.uuid4().hex[:12]}, of process {os.getpid()}"
+    begun = (read_json(folder.path / "environment.json") or {}).get(RUN_ID)  # earlier versions noted none
+    return f"{folder.path.resolve()}{f', begun as {begun}' if begun else ''}"
