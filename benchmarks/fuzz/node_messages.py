@@ -111,8 +111,8 @@ def _is_no_answer(content: Any) -> bool:
 
 def read(case: Case, folder: Path) -> str:
     """One round; the answer is used or dropped, and the state stays valid."""
-    from fedalloy.experiment.storing import make_store
     from fedalloy.experiment.round import Stopwatch, run_round
+    from fedalloy.experiment.storing import make_store
     from fedalloy.flower.connection import Connection
     from fedalloy.flower.node_registry import NodeRegistry
     from fedalloy.flower.protocol.header import signed
