@@ -22,6 +22,8 @@ from fedalloy.core.errors import SpecError
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.describing import PATHS
 from fedalloy.experiment.settings import AdviceSettings, ComparisonSettings, FitSettings, SearchSettings
+from fedalloy.methods.solvers.settings import LocalSettings
+from fedalloy.methods.solvers.training import LocalTraining
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.settings import TaskSettings
 
@@ -44,6 +46,7 @@ fedalloy.task(data, test_fracton=0.5)  # wrong
 fedalloy.fit("fedavg", task, evaluate_evry=2)  # wrong
 fedalloy.compare(task, ["fedavg"], engine=3)  # wrong
 Sgd(lrr=0.1)  # wrong
+fedalloy.algorithms.fedavg(lrr=0.1)  # wrong
 fedalloy.fitt  # wrong
 result.lst()  # wrong
 mean.text()  # wrong
@@ -85,6 +88,7 @@ def test_a_type_checker_knows_every_setting():
     assert {*get_type_hints(ComparisonSettings)} == compared - {"rounds"}
     assert {*get_type_hints(SearchSettings)} == compared | {"seeds"}
     assert {*get_type_hints(AdviceSettings)} == compared | {"seeds", "tuning_seeds"}
+    assert {*get_type_hints(LocalSettings)} == {field.name for field in fields(LocalTraining)}
     wanted = get_type_hints(make_task)
     keyword_only = [
         one.name for one in inspect.signature(make_task).parameters.values() if one.kind is one.KEYWORD_ONLY

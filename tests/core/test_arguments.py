@@ -135,9 +135,9 @@ def test_a_part_is_refused_in_the_words_of_its_table(settings):
 
 def test_the_nearest_name_is_looked_for_among_the_methods_own_settings_and_those_of_local_training():
     with pytest.raises(SpecError, match=r"algorithm 'fedprox': unknown argument 'serverlr'; did you mean 'server_lr'"):
-        algorithms.fedprox(serverlr=1.0)
+        algorithms.fedprox(serverlr=1.0)  # type: ignore[call-arg]
     with pytest.raises(SpecError, match="did you mean 'batch_size'"):
-        algorithms.fedprox(batchsize=3)
+        algorithms.fedprox(batchsize=3)  # type: ignore[call-arg]
 
 
 def test_numbers_of_other_libraries_become_plain_and_lists_become_tuples():

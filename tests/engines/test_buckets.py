@@ -54,8 +54,8 @@ def task(buckets: Any = (3, 5), each: bool = False, **model: Any) -> FederatedTa
 
 
 def trained(given: FederatedTask, engine: Any) -> dict[str, Tensor]:
-    how = {"lr": 0.5, "batch_size": 2, "momentum": 0.5}
-    return fedalloy.fit(fedalloy.algorithms.fedavg(**how), given, rounds=2, engine=engine).model
+    how = fedalloy.algorithms.fedavg(lr=0.5, batch_size=2, momentum=0.5)
+    return fedalloy.fit(how, given, rounds=2, engine=engine).model
 
 
 def far(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.registry import register
@@ -11,6 +11,7 @@ from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.cgan import Cgan
 from fedalloy.methods.solvers.cvae import Cvae
 from fedalloy.methods.solvers.energy import Energy
+from fedalloy.methods.solvers.settings import LocalSettings
 from fedalloy.methods.weightings.energies import Energies
 from fedalloy.methods.weightings.samples import Samples
 
@@ -44,15 +45,15 @@ def fedevg(
 
 
 @register("algorithm", "fedcgan")
-def fedcgan(official: bool = False, *, server_lr: float = 1.0, **local: Any) -> Algorithm:
+def fedcgan(official: bool = False, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
     """FedAvg of conditional GANs, which generate labelled data (AC-GAN, Odena et al. 2017); local Adam."""
-    return Algorithm(Cgan(official=official, **_generative(local)), Samples(), ServerSgd(server_lr))
+    return Algorithm(Cgan(official=official, **_generative({**local})), Samples(), ServerSgd(server_lr))
 
 
 @register("algorithm", "fedcvae")
-def fedcvae(official: bool = False, *, server_lr: float = 1.0, **local: Any) -> Algorithm:
+def fedcvae(official: bool = False, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
     """FedAvg of conditional VAEs, which generate labelled data (Kingma & Welling 2014); local Adam."""
-    return Algorithm(Cvae(official=official, **_generative(local)), Samples(), ServerSgd(server_lr))
+    return Algorithm(Cvae(official=official, **_generative({**local})), Samples(), ServerSgd(server_lr))
 
 
 def _generative(local: dict[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.registry import register
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.prox import Prox
+from fedalloy.methods.solvers.settings import LocalSettings
 from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.methods.weightings.unfolded import LayerRows, Rows, Unfolded
 
@@ -19,7 +20,7 @@ def duw_fedavg(
     sizes: tuple[int, ...] = (),
     *,
     server_lr: float = 1.0,
-    **local: Any,
+    **local: Unpack[LocalSettings],
 ) -> Algorithm:
     """FedAvg with weights learned in advance (Nakai-Kasai and Wadayama 2022); ``fedalloy unfold`` learns the table."""
     rule = Unfolded(table, layers, sizes)
@@ -34,7 +35,7 @@ def duw_fednova(
     mu: float = 0.0,
     *,
     server_lr: float = 1.0,
-    **local: Any,
+    **local: Unpack[LocalSettings],
 ) -> Algorithm:
     """FedNova with shares learned in advance (Nakai-Kasai and Wadayama 2022); ``fedalloy unfold`` learns the table."""
     rule, solver = Unfolded(table, layers, sizes, normalise=True), Prox(mu, **local) if mu else Sgd(**local)

@@ -20,6 +20,7 @@ from fedalloy.methods.solvers.energy import Energy
 from fedalloy.methods.solvers.personal import Personal
 from fedalloy.methods.solvers.scaffold import Scaffold
 from fedalloy.methods.solvers.schedules import Schedule
+from fedalloy.methods.solvers.settings import LocalSettings
 from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.methods.solvers.superfed import SuPerFed
 from fedalloy.methods.weightings.energies import Energies
@@ -86,12 +87,13 @@ def crossed_case() -> EngineCase:
 
 
 def _published() -> tuple[EngineCase, ...]:
-    task, small = small_task(), {"batch_size": 3, "epochs": 2}
+    task, small = small_task(), LocalSettings(batch_size=3, epochs=2)
+    pushed = algorithms.fednova(momentum=0.5, batch_size=3, epochs=2)
     return (
         EngineCase("fedavg", "keys by position, batches", algorithms.fedavg(**small), task, CHANGING),
         EngineCase("fedprox", "a step without data", algorithms.fedprox(mu=0.5, **small), task, CHANGING),
         EngineCase("scaffold", "client states, two parts", algorithms.scaffold(**small), task, CHANGING),
-        EngineCase("fednova", "the solver's statistics", algorithms.fednova(momentum=0.5, **small), task, CHANGING),
+        EngineCase("fednova", "the solver's statistics", pushed, task, CHANGING),
         EngineCase("fedavgm", "the server's state", algorithms.fedavgm(**small), small_task("linear"), CHANGING),
     )
 
