@@ -10,6 +10,8 @@ import fedalloy
 from benchmarks.side_by_side import page
 from benchmarks.side_by_side.advised import Answer, answers, gather, regrets
 from benchmarks.side_by_side.gathering import gather as packed
+from benchmarks.side_by_side.longer import against_longer, rows
+from benchmarks.side_by_side.searched import own_settings
 from benchmarks.side_by_side.stored import PERSONAL, Entry, Federation
 from fedalloy.studies.tune.searching import rungs
 
@@ -53,6 +55,33 @@ def test_rounds_are_counted_to_the_level_that_fedavg_ends_with():
     made = federation(True, entry("fedavg", 0.0), entry("fast", 0.15), entry("never", -0.05))
     assert [made.rounds_to_fedavg(one)[0] for one in made.entries[:2]] == [20, 10]
     assert made.rounds_to_fedavg(made.entries[2])[1] == 0
+
+
+def test_searches_that_kept_the_recipes_settings_are_told_from_others(tmp_path):
+    recipe = "[algorithm]\nlr = 0.1\n[run]\nrounds = 60\ntuning_seeds = [100, 101]\n[evaluate]\nevery = 15\n"
+    (tmp_path / "made.toml").write_text(recipe)
+    own = own_settings(tmp_path / "made.toml")
+    found = {"kept": ({"algorithm.lr": 0.1, "algorithm.server_lr": 1.0}, 225), "alone": ({"algorithm.lr": 0.1}, 240),
+             "other": ({"algorithm.lr": 0.1, "algorithm.server_lr": 0.5}, 225)}  # fmt: skip
+    entries = {name: Entry(name, settings, 8, rounds, []) for name, (settings, rounds) in found.items()}
+    assert {name: own.are(one) for name, one in entries.items()} == {"kept": True, "alone": True, "other": False}
+    # One trial of 60 rounds on two seeds, and seven that were compared after 15: one more round, and another went on.
+    assert [own.alone(entries[name], 60) for name in ("kept", "alone")] == [True, False]
+
+
+def test_a_larger_search_for_fedavg_takes_its_place(tmp_path):
+    made = federation(True, entry("fedavg", 0.0), entry("ahead", 0.05), entry("behind", 0.02))
+    longer = vars(entry("fedavg", 0.03))
+    packed = {"federation": "made", "entries": [longer]}
+    packed |= {name: getattr(made, name) for name in ("description", "metric", "higher_is_better", "rounds", "clients")}
+    (tmp_path / "made.json").write_text(json.dumps({**packed, "reused": 0.0, "torch": ""}))
+    ((name, before, after, _, better, worse),) = rows(against_longer([made], tmp_path))
+    assert (name, before[:5], after[:5], better, worse) == ("made", "0.590", "0.620", "ahead +2.0", "behind -1.0")
+    assert against_longer([made], tmp_path / "nowhere") == []
+    longer["runs"].pop()
+    (tmp_path / "made.json").write_text(json.dumps({**packed, "reused": 0.0, "torch": ""}))
+    with pytest.raises(ValueError, match="not those of the page"):
+        against_longer([made], tmp_path)
 
 
 def answer(method: str) -> Answer:

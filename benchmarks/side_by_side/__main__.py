@@ -2,6 +2,7 @@
 
     fedalloy compare recipes/side-by-side/heart.toml --tune 8 -o runs/side-by-side/heart      # and the five others
     python -m benchmarks.side_by_side --gather runs/side-by-side      # pack what the page needs
+    python -m benchmarks.side_by_side --gather runs/fedavg-24 --to docs/results/data/side-by-side/longer  # longer.py
     python -m benchmarks.side_by_side --advice runs/advise            # pack the answers of `fedalloy advise`
     python -m benchmarks.side_by_side                                 # write the page from what is packed
     python -m benchmarks.side_by_side --check                         # fail where the page is not what the data give
