@@ -7,7 +7,8 @@
 has it) and adds a row for each to ``OUT/generative.jsonl``; the samples go to ``KEEP``. ``compare`` says for every
 method how far the variants are apart, and how much that is of what two seeds are apart: it writes
 ``OUT/generative.json``, and all samples to ``OUT/samples.npz``. The classifier is trained in tf32, whatever made the
-samples, and scored on all real test images. ``FEDALLOY_TINY=1`` takes small models of 8 x 8 digits.
+samples, and scored on all real test images. ``FEDALLOY_TINY=1`` takes small models of 8 x 8 pixels
+that are drawn.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.gpu_federations import images
 from fedalloy.algorithms import named
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Objective
@@ -64,7 +66,7 @@ def engine_for(variant: str) -> Batched:
 
 def task_for(method: str, seed: int) -> FederatedTask:
     """MNIST at 32 pixels over ten clients with Dirichlet(1) labels, split by the seed."""
-    data = {"kind": "digits", "flat": False} if TINY else {"kind": "mnist", "flat": False, "side": 32}
+    data: Any = images(300, (1, 8, 8)) if TINY else {"kind": "mnist", "flat": False, "side": 32}
     classifier = "energy_cnn" if TINY else "resnet10"
     clients, split = 3 if TINY else 10, {"kind": "dirichlet", "alpha": 1.0}
     return make_task(data, (SMALL if TINY else MODELS)[method], split, clients, seed=seed, classifier=classifier)

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from benchmarks.gpu_conform import conform
-from benchmarks.gpu_federations import DEVICE, OUT, Federation, federation, images, measure, note, timed
+from benchmarks.gpu_federations import DEVICE, FOUND, OUT, Federation, federation, images, measure, note, timed
 from benchmarks.gpu_models import LORA_TRAINS, attention, lora
 from benchmarks.h200 import cnn, resnet20, timed_fit
 from fedalloy.algorithms import fedavg, fedprox, named, scaffold
@@ -246,7 +246,8 @@ def sharing(chosen: str = "") -> None:
                 (Path(folder) / "go").touch()
                 said = [one.communicate()[0].strip().splitlines() for one in members]
             rates = [float(lines[-1]) if lines else 0.0 for lines in said]
-            note(part=f"sharing {name}", processes=count, rounds_per_second=round(sum(rates), 3), each=rates)
+            lost = {"failed": f"ended with {[one.returncode for one in members]}"} if min(rates) == 0 else {}
+            note(part=f"sharing {name}", processes=count, rounds_per_second=round(sum(rates), 3), each=rates, **lost)
 
 
 ROUNDS_SHARED = {"fedevg": 5, "resnet20": 300}
@@ -320,6 +321,8 @@ def main() -> None:
         except Exception:
             note(part=part, failed=traceback.format_exc()[-2000:])
         note(part=part, seconds=round(time.perf_counter() - begin, 1))
+    if failed := sum("failed" in row for row in FOUND):
+        raise SystemExit(f"{failed} parts or variants failed: the rows say why")
 
 
 if __name__ == "__main__":

@@ -186,14 +186,24 @@ def start(words: list[str], log: Path, beside: int = 1) -> subprocess.Popen[byte
         return subprocess.Popen([sys.executable, *words], stdout=file, stderr=file, start_new_session=True, env=env)
 
 
-def wait(step: subprocess.Popen[bytes], until: float) -> str:
-    """Its exit status, or that it was ended."""
-    try:
-        return str(step.wait(max(0.1, until - time.monotonic())))
-    except subprocess.TimeoutExpired:
-        os.killpg(step.pid, signal.SIGKILL)
-        step.wait()
-        return "ended, too slow"
+def ended(started: list[tuple[Step, subprocess.Popen[bytes]]], end: float) -> Iterator[tuple[Step, float, str]]:
+    """Every step as soon as it is over, with its seconds and its exit status; one that is too slow is ended."""
+    begin, running = time.monotonic(), list(started)
+    while running:
+        now = time.monotonic()
+        for one in list(running):
+            step, process = one
+            late = now > min(end, begin + step.seconds)
+            if process.poll() is None and not late:
+                continue
+            if late and process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                yield step, now - begin, "ended, too slow"
+            else:
+                yield step, now - begin, str(process.returncode)
+            running.remove(one)
+        time.sleep(0.05)
 
 
 def work(steps: list[Step], out: Path, seconds: float, say: Callable[[str], None]) -> bool:
@@ -208,9 +218,8 @@ def work(steps: list[Step], out: Path, seconds: float, say: Callable[[str], None
             well = False
             continue
         started = [(step, start(step.call(out), out / "log.txt", len(some))) for step in some]
-        for step, running in started:
-            said = wait(running, min(end, now + step.seconds))
-            took, name = time.monotonic() - now, " ".join(step.words)
+        for step, took, said in ended(started, end):
+            name = " ".join(step.words)
             say(f"{now - begin:6.1f} s  {took:5.1f} s  {'& ' * step.beside}{name[:110]}: {said}")
             well &= said == "0"
     return well

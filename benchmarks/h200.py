@@ -285,6 +285,8 @@ def main() -> None:
             options.out.write_text(json.dumps(rows, indent=1))
     for row in rows:
         print(json.dumps(row))
+    if failed := [f"{row['shape']} {row['variant']}" for row in rows if "failed" in row]:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

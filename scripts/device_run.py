@@ -38,6 +38,7 @@ PACKAGES = ("pydantic", "typer", "rich")
 """Packages that fedalloy's command line needs in addition to those of such a machine."""
 MOST_FILES, MOST_BYTES, MOST_TOGETHER = 8, 15 * 2**20, 62 * 2**20
 """What may be returned: this many files of this size, a little below the limits of 16 MiB each and 64 MiB in total."""
+KERNELS = "src/fedalloy/core/native/kernels.so"
 CLEAN_STOP = 45.0
 """Seconds for runs to end their round and write a checkpoint."""
 
@@ -63,12 +64,21 @@ def load(folder: Path, commit: str, data: Sequence[str], runs: Path | None) -> N
     code = folder / "code.tar"
     subprocess.run(["git", "archive", "-o", str(code), commit, "src", "recipes"], check=True)
     _install(folder / "packages")
+    carry_kernels(Path(KERNELS), folder)
     for name in data:
         shutil.copy(_data_file(name), folder / "data")
     if runs is not None:
         pack(runs, folder)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     print(f"{folder}: {size / 2**20:.1f} MiB of {subprocess.getoutput(f'git rev-parse --short {commit}')}")
+
+
+def carry_kernels(kernels: Path, folder: Path) -> None:
+    """The kernels in C, which git does not have: without them draws take a hundred times as long."""
+    if kernels.exists():
+        shutil.copy(kernels, folder / kernels.name)
+    else:
+        print(f"{kernels} is not there, so draws will be slow: make it with python -m fedalloy.core.native.building")
 
 
 def work(
@@ -206,6 +216,9 @@ def _unpack_once(carried: Path, place: Path) -> None:
     place.mkdir(parents=True, exist_ok=True)
     with tarfile.open(carried / "code.tar") as tar:
         tar.extractall(place, filter="data")
+    kernels = carried / Path(KERNELS).name
+    if kernels.exists():
+        shutil.copy(kernels, place / KERNELS)
     unload(carried, place / "runs")
 
 

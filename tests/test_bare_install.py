@@ -64,10 +64,9 @@ def test_core_needs_torch_alone():
     assert bare("import fedalloy.core.algorithm, fedalloy.core.registry").returncode == 0
 
 
-# TO FINISH with the final API: this calls fedalloy.fit(algorithm, task, rounds=..., cohort=..., seed=...) and expects
-# it to return. When the result type is settled, print a value from it and compare; add a run folder, so that a
-# safetensors checkpoint is written as well. The task is made by hand, so that no dataset loader is involved.
+# The task is made by hand, so that no dataset loader is involved.
 FIT = """
+import tempfile
 import torch
 from torch import nn
 import fedalloy
@@ -83,7 +82,21 @@ class Tiny(Task):
         x = torch.linspace(-1, 1, 8 * 4 * 3).reshape(32, 3)
         return Block(x, (x.sum(1) > 0).long(), ids * 8, torch.full_like(ids, 8))
 
-fedalloy.fit(fedavg(lr=0.5, batch_size=4), Tiny(), rounds=2, cohort=3, seed=1)
+def fit(rounds, lr=0.5, **named):
+    return fedalloy.fit(fedavg(lr=lr, batch_size=4), Tiny(), rounds=rounds, cohort=3, seed=1, **named)
+
+plain = fit(4)
+with tempfile.TemporaryDirectory() as place:
+    fit(2, folder=place + "/run")
+    further = fit(4, folder=place + "/run", resume=True)
+    assert all(torch.equal(leaf, plain.model[name]) for name, leaf in further.model.items())
+    assert len(list(further.rounds())) == 4
+    try:
+        fit(4, lr=0.25, folder=place + "/run", resume=True)
+    except fedalloy.core.errors.FedalloyError as error:
+        assert "lr" in str(error), error
+    else:
+        raise AssertionError("another experiment was continued")
 print("fitted without", [name for name in HIDDEN if name in sys.modules])
 """
 

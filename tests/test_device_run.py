@@ -106,3 +106,17 @@ def test_commands_on_the_processor_do_not_see_the_card(tmp_path, monkeypatch, as
     with pytest.raises(SystemExit):
         device_run.main(["work", str(carried), str(place), str(tmp_path / "out"), "--minutes", "1", *asked, "--", "x"])
     assert (place / "seen").read_text() == seen
+
+
+def test_the_kernels_that_git_does_not_have_travel_with_the_code(tmp_path, capsys):
+    carried, kernels = tmp_path / "carried", tmp_path / "kernels.so"
+    (tmp_path / "code/src/fedalloy/core/native").mkdir(parents=True)
+    carried.mkdir()
+    with tarfile.open(carried / "code.tar", "w") as tar:
+        tar.add(tmp_path / "code/src", "src")
+    device_run.carry_kernels(kernels, carried)
+    assert "draws will be slow" in capsys.readouterr().out
+    kernels.write_bytes(b"compiled")
+    device_run.carry_kernels(kernels, carried)
+    device_run._unpack_once(carried, tmp_path / "place")
+    assert (tmp_path / "place" / device_run.KERNELS).read_bytes() == b"compiled"

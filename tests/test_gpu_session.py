@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import os
+import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks import generative_quality as quality
-from benchmarks import gpu_session
-from benchmarks.gpu_session import PLANS, Step, groups, steps_of, work
+from benchmarks import gpu_session, h200
+from benchmarks.gpu_session import PLANS, Step, groups, start, steps_of, work
 
 FOLDERS = {"OUT/": Path("/out"), "KEEP/": Path("/keep"), "DATA/": Path("/data")}
 
@@ -65,6 +67,45 @@ def test_what_is_beyond_the_noise_of_seeds_is_found(accuracy, mean, within):
     assert few["within_noise"] is None
 
 
-def test_the_command_is_the_one_that_is_documented():
-    assert "first" in (gpu_session.__doc__ or "")
-    assert "second" in (gpu_session.__doc__ or "")
+def test_a_call_that_is_too_long_for_a_card_is_none_of_the_documented():
+    """A card runs a command for at most ten minutes, and all of a session's for thirty, its start included."""
+    said = gpu_session.__doc__ or ""
+    expected = [float(one) for one in re.findall(r"\*(?:First|Second|Third) call\*, expected ([0-9.]+) minutes", said)]
+    assert len(expected) == len(PLANS)
+    assert max(expected) < 9.5
+    assert sum(expected) < 28
+    assert all(f"gpu_session {plan} --data" in said for plan in PLANS)
+
+
+def test_steps_side_by_side_share_the_processors(tmp_path):
+    words = [
+        "-c",
+        "import os; print(os.environ.get('OMP_NUM_THREADS'), os.environ.get('TORCHINDUCTOR_COMPILE_THREADS'))",
+    ]
+    assert start(words, tmp_path / "two", beside=(os.cpu_count() or 1)).wait() == 0
+    assert (tmp_path / "two").read_text() == "1 1\n"
+
+
+def test_benchmarks_of_kernels_can_be_imported_without_a_card():
+    """They name what exists, also where nothing runs them."""
+    for name in ("gpu_blocks", "gpu_checks", "gpu_conform", "gpu_federations", "gpu_kernels", "h200", "synthetic_gpu"):
+        importlib.import_module(f"benchmarks.{name}")
+
+
+def test_kernels_of_the_benchmark_of_blocks_are_called_as_they_are():
+    from benchmarks import gpu_blocks
+
+    for name in ("cnn1", "cnn2", "r32s 50x10"):
+        stage, clients, batch, pool = gpu_blocks.stage_of(name)
+        given = gpu_blocks.given_for(stage, clients, batch, pool, "float32")
+        for kind in gpu_blocks.BLOCKS if not pool else ("convolve", "by_weight"):
+            assert gpu_blocks.error(given, kind, "float32") < 1e-5
+
+
+def test_a_shape_that_failed_is_a_failed_call(tmp_path, monkeypatch):
+    monkeypatch.setattr(h200, "load", lambda folder: None)
+    monkeypatch.setattr(h200, "compare", lambda name, *_: [{"shape": name, "variant": "tf32", "failed": "no module"}])
+    monkeypatch.setattr("sys.argv", ["h200", "--data", ".", "--timed", "--out", str(tmp_path / "found.json")])
+    with pytest.raises(SystemExit, match="cnn-50x50 tf32"):
+        h200.main()
+    assert "no module" in (tmp_path / "found.json").read_text()

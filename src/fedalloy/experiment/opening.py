@@ -7,6 +7,7 @@ import uuid
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,9 @@ def agree(folder: RunFolder, claim: ClaimedRun, consent: Consent) -> Agreement:
 
 def _different(stored: Recipe, found: Plain | None, claim: ClaimedRun, engine: bool) -> list[str]:
     """The differences, named by recipe fields where possible, else by entries of the identity; a folder of an earlier
-    version has only its recipe."""
+    version has only its recipe. Recipes are read with pydantic, which ``fit`` does without."""
+    if find_spec("pydantic") is None and found is not None and not stored.get("run", {}).get("quick"):
+        return disagreements(found, claim.identity, claim.short, engine)
     from fedalloy.experiment.recipe.matching import ENGINE, FREE, mismatches  # imported here: it builds on runs
 
     free = (*FREE, *(ENGINE if engine else ()))
