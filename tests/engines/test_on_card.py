@@ -117,7 +117,8 @@ def test_every_step_size_of_a_schedule_keeps_no_graph_of_its_own(monkeypatch):
             self.ctx = given[3]
 
         def replay(self, params: Any, block: Any) -> Any:
-            return fused.descend(*self.kernel, params, block, self.ctx)
+            descend: Any = fused.descend
+            return descend(*self.kernel, params, block, self.ctx)
 
     def capture(*given: Any) -> Any:
         made.append(Kept(*given))
