@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedalloy.core.screening import misfit, screen
+from fedalloy.core.statistics import STATISTICS, SizeLimits, Statistic
 from fedalloy.core.types import Cohort, Part
 
 SHARED = {"params": {"w": torch.zeros(2), "b": torch.zeros(1)}, "buffers": {"n": torch.tensor(3)}}
@@ -108,3 +109,17 @@ def test_nobody_is_left():
 def test_an_empty_cohort():
     empty = Cohort(torch.zeros(0, dtype=torch.int64), {}, {})
     assert screen(empty, "delta", 1.0) == (empty, {})
+
+
+@pytest.mark.parametrize("other", ["sizes", "declarations"])
+def test_the_limits_are_those_of_the_question(other):
+    """The last question's are kept, and another run of the process may ask another."""
+    cohort = Cohort(torch.tensor([0]), {"delta": {}}, {"num_examples": torch.tensor([7.0], dtype=torch.float64)})
+    cohort.stats["accuracy_after"] = torch.tensor([1.0], dtype=torch.float64)
+    strict = {**STATISTICS, "accuracy_after": Statistic("a share", 0, 0.5)}
+    for _ in range(2):
+        assert screen(cohort, "delta", sizes=SizeLimits(10.0))[1] == {}
+        if other == "sizes":
+            assert list(screen(cohort, "delta", sizes=SizeLimits(5.0))[1]) == [0]
+        else:
+            assert list(screen(cohort, "delta", sizes=SizeLimits(10.0), declared=strict)[1]) == [0]

@@ -233,3 +233,11 @@ def test_a_size_that_cannot_be_is_left_to_the_screening():
 def test_every_statistic_says_what_it_is():
     assert all(one.meaning and one.low <= one.high for one in STATISTICS.values())
     assert algorithms.fednova().provides <= STATISTICS.keys()
+
+
+def test_a_look_at_sizes_is_kept_for_these_sizes_alone():
+    """Several steps of a round ask, some of them for numbers of sequences; and a tensor may be written between two."""
+    limits, good, wrong = SizeLimits(10.0), *(torch.tensor([size], dtype=torch.float64) for size in (7.0, 11.0))
+    assert [limits.look(sizes)[0] for sizes in (good, wrong, good)] == [True, False, True]
+    good += 4
+    assert not limits.look(good)[0]

@@ -158,6 +158,21 @@ def test_limits_of_another_rule_are_noticed(monkeypatch):
     assert not needs_are_told_apart()
 
 
+def names_are_told_apart() -> bool:
+    """The last limits are kept by their question, before any are looked up."""
+    far, near = (torch.tensor([value], dtype=torch.float64) for value in (7.0, 0.5))
+    asked = ({"train_loss": far, "accuracy_after": near}, {"accuracy_after": far, "train_loss": near}) * 2
+    return [statistics.all_in_range(stats, statistics.STATISTICS, frozenset()) for stats in asked] == [True, False] * 2
+
+
+def test_limits_of_other_statistics_are_noticed(monkeypatch):
+    assert names_are_told_apart()
+    right = statistics._limits_of
+    first = right(dict.fromkeys(("train_loss", "accuracy_after"), torch.zeros(1)), statistics.STATISTICS, frozenset())
+    monkeypatch.setattr(statistics, "_limits_of", lambda *_: first)
+    assert not names_are_told_apart()
+
+
 def test_limits_of_other_declarations_are_noticed(monkeypatch):
     stats = {"num_examples": torch.tensor([7.0], dtype=torch.float64)}
     few = {"num_examples": statistics.Statistic("examples", 0, 5)}

@@ -11,11 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedalloy import fit
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.experiment import sampling
-from fedalloy.experiment.sampling import BySize, Listed, UniformSampling, cohort_size
+from fedalloy.experiment.sampling import BySize, Listed, Sampling, UniformSampling, cohort_size
 from fedalloy.testing import small_task
+from fedalloy.testing.comparing import differences
 
 
 def everyone(ids: torch.Tensor) -> torch.Tensor:
@@ -130,3 +132,23 @@ def test_the_former_name_of_a_rule_still_works_and_says_so():
         assert sampling.Uniform is UniformSampling
     with pytest.raises(AttributeError, match="no attribute 'Unifrom'"):
         _ = sampling.Unifrom
+
+
+class Backwards(Sampling):
+    """A rule of one's own, in an order of its own."""
+
+    def size(self, population):
+        return 3
+
+    def choose(self, task, round, key, available):
+        return torch.tensor([2, 0, 1])
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_the_order_in_which_a_rule_names_clients_does_not_matter(engine):
+    named, sorted_ = (
+        fit("fednova", small_task(), rounds=2, engine=engine, sampling=rule, metrics=("loss",))
+        for rule in (Backwards(), Listed(((0, 1, 2),)))
+    )
+    assert [row["ids"] for row in named.rounds()] == [[0, 1, 2]] * 2
+    assert list(differences(named.ending.state, sorted_.ending.state)) == []

@@ -29,6 +29,7 @@ def block(examples: Examples, start: list[int], size: list[int]) -> Block:
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 10)), min_size=1, max_size=6), st.integers(1, 9))
 @example([(0, 4), (4, 5)], 3)
+@example([(10, 20), (0, 10)], 7)  # the whole pool, but not in its order
 def test_every_client_gets_what_it_would_get_alone(segments, chunk):
     """Segments may leave gaps, come in any order, overlap, be empty, or be only the beginning of the pool."""
     clients = block(pool(30), [begin for begin, _ in segments], [size for _, size in segments])

@@ -159,10 +159,10 @@ of the same sizes, and reading it takes longer than a small block."""
 def _steps_of(mask: Tensor, active: Tensor, everyone: bool | None = None) -> _Steps:
     if not (bool(active.all()) if everyone is None else everyone):
         return _read_steps(mask, active)
-    version, known = _known_steps.get(mask, (None, None))
-    if known is None or version != writes_to(mask):
+    now, (version, known) = writes_to(mask), _known_steps.get(mask, (None, None))
+    if known is None or version != now:
         known = _read_steps(mask, active)
-        _known_steps[mask] = writes_to(mask), known
+        _known_steps[mask] = now, known
     found: _Steps = known
     return found
 

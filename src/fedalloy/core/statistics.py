@@ -107,10 +107,10 @@ class SizeLimits:
     def look(self, sizes: Tensor) -> tuple[bool, bool, bool]:
         """Whether all sizes are usable, whether none has changed, and whether all are known; remembers the answer for
         the tensor that it was last asked about, because several steps of a round ask."""
-        seen = self.__dict__.get("_seen")
-        if seen is None or seen[0] is not sizes or seen[1] != writes_to(sizes):
+        seen, version = self.__dict__.get("_seen"), writes_to(sizes)
+        if seen is None or seen[0] is not sizes or seen[1] != version:
             found = look_at_sizes(sizes.detach(), self.known, self.most, self.whole) or self._look_closer(sizes)
-            seen = self.__dict__["_seen"] = sizes, writes_to(sizes), found
+            seen = self.__dict__["_seen"] = sizes, version, found
         answer: tuple[bool, bool, bool] = seen[2]
         return answer
 

@@ -17,7 +17,6 @@ from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.names import NO_NAMES, Names
 from fedalloy.core.tree import Chunk, Tree, Weights
-from fedalloy.core.written import writes_to
 
 State = dict[str, Any]
 """Nested dicts whose leaves are tensors and plain scalars."""
@@ -144,8 +143,10 @@ class Work:
 
 def _defaults(clients: int) -> tuple[Tensor, Tensor]:
     """Epochs and links of undisturbed work, the same in every round; made again if somebody wrote into them."""
+    if torch.is_inference_mode_enabled():  # where writes are not counted
+        return _kept_defaults.__wrapped__(clients)
     epochs, active = _kept_defaults(clients)
-    if writes_to(epochs) or writes_to(active):
+    if epochs._version or active._version:
         _kept_defaults.cache_clear()
         return _kept_defaults(clients)
     return epochs, active
