@@ -189,3 +189,14 @@ def test_the_services_serve_metrics_and_log_as_they_are_told(tmp_path, monkeypat
     assert done.exit_code == 0
     assert seen["fedalloy_status",] == 2
     assert EndRequest().code == 0
+
+
+@pytest.mark.parametrize("command", ["server", "node"])
+def test_why_a_service_does_not_start_is_a_line_of_its_log(command, tmp_path):
+    """A collector reads nothing but JSON."""
+    fed = federation(tmp_path)
+    folder = fed / "server" if command == "server" else fed / "nodes" / "north"
+    (folder / ("server.key" if command == "server" else "node.key")).unlink()
+    done = CliRunner().invoke(app, ["flower", command, str(folder), "--log-format", "json"])
+    (told,) = [json.loads(line) for line in done.output.splitlines()]
+    assert (done.exit_code, told["level"], "does not exist" in told["message"]) == (2, "error", True)

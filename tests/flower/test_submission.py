@@ -313,3 +313,18 @@ def test_what_an_operator_has_ended_is_not_continued_by_another_command(server, 
     server.endings["7"] = ["finished:stopped"]
     assert study(server, folder).run_to_end(lambda text: None) == "finished:stopped"
     assert "run" not in server.said
+
+
+def test_ctrl_c_says_that_the_run_continues(server, tmp_path, monkeypatch):
+    """It ends the command that follows it, and nothing else."""
+
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Study, "run_to_end", interrupted)
+    monkeypatch.setattr("fedalloy.flower.operations.answers", lambda place: True)
+    recipe = recipe_file(tmp_path)
+    done = CliRunner().invoke(
+        app, ["flower", "run", str(server.place.folder), str(recipe), "-o", str(tmp_path / "run")]
+    )
+    assert (done.exit_code, "the run itself continues" in done.output) == (130, True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedalloy.cli.console import complain, number, print_table
+from fedalloy.cli.failing import exit_code
 from fedalloy.cli.flower_backup import backup, restore
 from fedalloy.cli.flower_members import ServerFolder, admit, commands_to, renew, revoke, rotate
 from fedalloy.cli.flower_node import doctor, dry_run
@@ -22,6 +23,7 @@ from fedalloy.cli.run import Changes, Quick
 if TYPE_CHECKING:
     from fedalloy.flower.control import Control
     from fedalloy.flower.flwr_cli import SubmittedRun
+    from fedalloy.flower.service_log import ServiceLog
 
 EXAMPLES = """
 Try it here:  fedalloy flower up recipes/quickstart.toml --nodes 3
@@ -143,7 +145,11 @@ def run_on(
 
     with commands_to(server) as cli:
         study = Study(cli, load(recipe, changes), output, seed)
-        ended = study.run_to_end(typer.echo)
+        try:
+            ended = study.run_to_end(typer.echo)
+        except KeyboardInterrupt:
+            typer.echo(f"no longer followed; the run itself continues ('fedalloy flower stop {server}' ends it)")
+            raise typer.Exit(130) from None
         if ended != COMPLETED and study.run:
             typer.echo(_tail(study.run))
     _finish(ended, output)
@@ -182,7 +188,9 @@ def server(folder: ServerFolder, metrics_port: MetricsPort = None, log_format: F
     from fedalloy.flower.server_service import serve
     from fedalloy.flower.service_log import log_as
 
-    raise typer.Exit(serve(folder, log_as(log_format, typer.echo), metrics_port))
+    log = log_as(log_format, typer.echo)
+    with _faults_in(log, log_format):
+        raise typer.Exit(serve(folder, log, metrics_port))
 
 
 @app.command()
@@ -199,12 +207,28 @@ def node(
     from fedalloy.flower.node_service import keep_running
     from fedalloy.flower.service_log import log_as
 
-    raise typer.Exit(keep_running(folder, log_as(log_format, typer.echo), metrics_port))
+    log = log_as(log_format, typer.echo)
+    with _faults_in(log, log_format):
+        raise typer.Exit(keep_running(folder, log, metrics_port))
 
 
 OF_SERVERS, OF_SITES = (admit, revoke, rotate, renew, status, logs, backup, restore), (doctor, dry_run, review, approve)
 for command in (*OF_SERVERS, *OF_SITES, withdraw, forget, audit):
     app.command()(command)
+
+
+@contextmanager
+def _faults_in(log: ServiceLog, form: str) -> Iterator[None]:
+    """Why a service does not start is a line of its log too, where that is read by a machine."""
+    from fedalloy.core.errors import FedalloyError
+
+    try:
+        yield
+    except FedalloyError as error:
+        if form == "text":
+            raise
+        log.say(f"ERROR: {error}")
+        raise typer.Exit(exit_code(error)) from None
 
 
 @contextmanager

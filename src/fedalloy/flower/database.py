@@ -58,7 +58,7 @@ class RunEntry:
 def entries(place: ServerPlace, now: float | None = None) -> list[Entry]:
     """All nodes, removed ones included. A node counts as offline when its last sign of life is too old, whether Flower
     has noticed it or not."""
-    with _opened(place) as database:
+    with _opened(place, "node") as database:
         rows = database.execute(_NODES).fetchall() if database else []
     at = datetime.now(UTC).timestamp() if now is None else now
     return [_entry(row, at) for row in rows]
@@ -66,7 +66,7 @@ def entries(place: ServerPlace, now: float | None = None) -> list[Entry]:
 
 def run_entries(place: ServerPlace) -> list[RunEntry]:
     """All runs, newest first."""
-    with _opened(place) as database:
+    with _opened(place, "run", "task") as database:
         rows = database.execute(_RUNS).fetchall() if database else []
     return [_run(row) for row in reversed(rows)]
 
@@ -89,14 +89,14 @@ def unsigned(number: int) -> str:
 
 
 @contextmanager
-def _opened(place: ServerPlace) -> Iterator[sqlite3.Connection | None]:
+def _opened(place: ServerPlace, *tables: str) -> Iterator[sqlite3.Connection | None]:
     if not place.database.exists():
         yield None
         return
     try:
         with closing(_connected(place)) as database:
             # A SuperLink that starts makes the file before it makes the tables.
-            yield database if _tables(database) >= {"node", "run", "task"} else None
+            yield database if _tables(database) >= {*tables} else None
     except sqlite3.Error as error:
         raise CheckpointError(f"Flower's database {place.database} cannot be read: {error}") from None
 
