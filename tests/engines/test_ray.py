@@ -238,7 +238,12 @@ def test_workers_for_which_this_machine_has_no_room_are_refused_at_once(monkeypa
 def test_a_ray_of_its_own_has_whole_cores(ray, monkeypatch, workers, each, cores):
     """Ray refuses a machine with two and a half of them."""
     asked: list[Any] = []
-    monkeypatch.setattr("fedalloy.engines.ray.connect", lambda *given: bool(asked.append(given)))
+
+    def connected(*given: Any) -> bool:
+        asked.append(given)
+        return False
+
+    monkeypatch.setattr("fedalloy.engines.ray.connect", connected)
     play(Ray(workers=workers, cpus_per_worker=each), ALGORITHM, small_task())
     assert [(given[1], type(given[1])) for given in asked] == [(cores, int)]
 
