@@ -56,4 +56,7 @@ trap 'kill -TERM "$driver"' TERM INT
 code=0
 wait "$driver" || code=$?
 while kill -0 "$driver" 2>/dev/null; do wait "$driver" || code=$?; done
+for place in "${!steps[@]}"; do
+    kill -0 "${steps[place]}" 2>/dev/null || echo "Ray on ${nodes[place]} ended before the run: see above why" >&2
+done
 exit "$code"

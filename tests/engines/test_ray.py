@@ -239,11 +239,11 @@ def test_a_ray_of_its_own_has_whole_cores(ray, monkeypatch, workers, each, cores
     """Ray refuses a machine with two and a half of them."""
     asked: list[Any] = []
 
-    def connect(*given: Any) -> bool:
+    def connected(*given: Any) -> bool:
         asked.append(given)
         return False
 
-    monkeypatch.setattr("fedalloy.engines.ray.connect", connect)
+    monkeypatch.setattr("fedalloy.engines.ray.connect", connected)
     play(Ray(workers=workers, cpus_per_worker=each), ALGORITHM, small_task())
     assert [(given[1], type(given[1])) for given in asked] == [(cores, int)]
 
