@@ -15,6 +15,10 @@ from fedalloy.core.registry import register
 from fedalloy.methods.generative import fedcgan as fedcgan
 from fedalloy.methods.generative import fedcvae as fedcvae
 from fedalloy.methods.generative import fedevg as fedevg
+from fedalloy.methods.robust import krum as krum
+from fedalloy.methods.robust import median as median
+from fedalloy.methods.robust import multi_krum as multi_krum
+from fedalloy.methods.robust import trimmed_mean as trimmed_mean
 from fedalloy.methods.servers.adaptive import Adagrad, Adam, Yogi
 from fedalloy.methods.servers.amsgrad import AmsGrad
 from fedalloy.methods.servers.momentum import Momentum
@@ -28,7 +32,7 @@ from fedalloy.methods.solvers.pfedme import PFedMe
 from fedalloy.methods.solvers.propfair import PropFair
 from fedalloy.methods.solvers.prox import Prox
 from fedalloy.methods.solvers.scaffold import Scaffold
-from fedalloy.methods.solvers.settings import LocalSettings
+from fedalloy.methods.solvers.settings import LocalSettings as Local
 from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.methods.solvers.superfed import SuPerFed
 from fedalloy.methods.unfolded import duw_fedavg as duw_fedavg
@@ -42,12 +46,10 @@ from fedalloy.methods.weightings.cdf import Cdf, CdfName
 from fedalloy.methods.weightings.ewwa import Ewwa
 from fedalloy.methods.weightings.fedadp import Angles
 from fedalloy.methods.weightings.fedfa import Information
-from fedalloy.methods.weightings.krum import Krum, MultiKrum
 from fedalloy.methods.weightings.mgda import FedMgda
 from fedalloy.methods.weightings.mirror import Prior
 from fedalloy.methods.weightings.nova import Nova
 from fedalloy.methods.weightings.qfedavg import QFedAvg
-from fedalloy.methods.weightings.robust import Median, TrimmedMean
 from fedalloy.methods.weightings.samples import Samples
 from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.methods.wires.scaled_sign import ScaledSign
@@ -55,32 +57,32 @@ from fedalloy.methods.wires.topk import TopK
 
 
 @register("algorithm", "fedavg")
-def fedavg(*, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
+def fedavg(*, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """Average by data size (McMahan et al. 2017)."""
     return Algorithm(Sgd(**local), Samples(), ServerSgd(server_lr))
 
 
 @register("algorithm", "fedprox")
-def fedprox(mu: float = 0.01, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
+def fedprox(mu: float = 0.01, *, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """FedAvg whose clients are pulled towards the received model (Li et al. 2020)."""
     return Algorithm(Prox(mu, **local), Samples(), ServerSgd(server_lr))
 
 
 @register("algorithm", "fednova")
-def fednova(mu: float = 0.0, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
+def fednova(mu: float = 0.0, *, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """Updates normalised by each client's number of steps (Wang et al. 2020); ``mu`` adds a proximal term."""
     solver = Prox(mu, **local) if mu else Sgd(**local)
     return Algorithm(solver, Nova(), ServerSgd(server_lr))
 
 
 @register("algorithm", "scaffold")
-def scaffold(*, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
+def scaffold(*, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """Control variates at every client (Karimireddy et al. 2020); clients count equally."""
     return Algorithm(Scaffold(**local), Uniform(), ServerSgd(server_lr))
 
 
 @register("algorithm", "fedavgm")
-def fedavgm(beta: float = 0.9, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
+def fedavgm(beta: float = 0.9, *, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """FedAvg with momentum at the server (Hsu et al. 2019)."""
     return Algorithm(Sgd(**local), Samples(), Momentum(server_lr, beta))
 
@@ -93,7 +95,7 @@ def fedadam(
     beta2: float = 0.99,
     tau: float = 1e-3,
     bias_correction: bool = False,
-    **local: Unpack[LocalSettings],
+    **local: Unpack[Local],
 ) -> Algorithm:
     """FedAvg with Adam at the server (Reddi et al. 2021)."""
     return Algorithm(Sgd(**local), Samples(), Adam(server_lr, beta1, beta2, tau, bias_correction))
@@ -107,7 +109,7 @@ def fedadagrad(
     beta2: float = 0.99,
     tau: float = 1e-3,
     bias_correction: bool = False,
-    **local: Unpack[LocalSettings],
+    **local: Unpack[Local],
 ) -> Algorithm:
     """FedAvg with Adagrad at the server (Reddi et al. 2021)."""
     return Algorithm(Sgd(**local), Samples(), Adagrad(server_lr, beta1, beta2, tau, bias_correction))
@@ -121,7 +123,7 @@ def fedyogi(
     beta2: float = 0.99,
     tau: float = 1e-3,
     bias_correction: bool = False,
-    **local: Unpack[LocalSettings],
+    **local: Unpack[Local],
 ) -> Algorithm:
     """FedAvg with Yogi at the server (Reddi et al. 2021)."""
     return Algorithm(Sgd(**local), Samples(), Yogi(server_lr, beta1, beta2, tau, bias_correction))
@@ -182,36 +184,32 @@ def ewwa(
 
 
 @register("algorithm", "drfedavg")
-def drfedavg(
-    q: float = 1.0, official: bool = False, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]
-) -> Algorithm:
+def drfedavg(q: float = 1.0, official: bool = False, *, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """Data sizes times losses to the power ``q + 1`` (DR-FedAvg); ``official`` sums the losses of all minibatches."""
     return Algorithm(Sgd(**local), mirror.dr(q, official), ServerSgd(server_lr))
 
 
 @register("algorithm", "qffl")
-def qffl(q: float = 1.0, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
+def qffl(q: float = 1.0, *, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """Data sizes times losses to the power ``q``: q-FFL's coefficients without its step control (Li et al. 2020)."""
     return Algorithm(Sgd(**local), mirror.qffl(q), ServerSgd(server_lr))
 
 
 @register("algorithm", "qfedavg")
-def qfedavg(
-    q: float = 1.0, weights: Prior = "uniform", *, server_lr: float = 1.0, **local: Unpack[LocalSettings]
-) -> Algorithm:
+def qfedavg(q: float = 1.0, weights: Prior = "uniform", *, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """q-FFL with its step control (Li et al. 2020)."""
     return Algorithm(Sgd(**local), QFedAvg(q, weights), ServerSgd(server_lr))
 
 
 @register("algorithm", "term")
-def term(tilt: float = 0.1, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
+def term(tilt: float = 0.1, *, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """Clients with large losses count exponentially more (Li et al. 2021)."""
     return Algorithm(Sgd(**local), mirror.term(tilt), ServerSgd(server_lr))
 
 
 @register("algorithm", "propfair")
 def propfair(
-    M: float = 3.0, gap: float = 0.2, official: bool = False, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]
+    M: float = 3.0, gap: float = 0.2, official: bool = False, *, server_lr: float = 1.0, **local: Unpack[Local]
 ) -> Algorithm:
     """Proportional fairness (Zhang et al. 2022) by weights; ``official`` changes the clients' loss instead."""
     if official:
@@ -220,19 +218,19 @@ def propfair(
 
 
 @register("algorithm", "fedboosting")
-def fedboosting(*, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
+def fedboosting(*, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """Weights from validating every client's model on the other clients' validation parts (Ren et al. 2020)."""
     return Algorithm(Sgd(**local), Boosting(), ServerSgd(server_lr))
 
 
 @register("algorithm", "fedadp")
-def fedadp(alpha: float = 5.0, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
+def fedadp(alpha: float = 5.0, *, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """Clients whose updates point away from the average update count less (Wu and Wang 2021)."""
     return Algorithm(Sgd(**local), Angles("client", alpha), ServerSgd(server_lr))
 
 
 @register("algorithm", "fedlayerwise")
-def fedlayerwise(alpha: float = 5.0, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
+def fedlayerwise(alpha: float = 5.0, *, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """FedAdp with separate angles and weights for every layer."""
     return Algorithm(Sgd(**local), Angles("layer", alpha), ServerSgd(server_lr))
 
@@ -246,31 +244,29 @@ def fedfa(
     period: int = 1,
     *,
     server_lr: float = 1.0,
-    **local: Unpack[LocalSettings],
+    **local: Unpack[Local],
 ) -> Algorithm:
     """Low accuracy and frequent participation count more; momentum at clients and server (Huang et al. 2020)."""
-    settings: LocalSettings = {"momentum": 0.5, **local}
+    settings: Local = {"momentum": 0.5, **local}
     return Algorithm(Sgd(**settings), Information(alpha, beta, c), PeriodMomentum(server_lr, gamma, period))
 
 
 @register("algorithm", "fedfa_mo")
-def fedfa_mo(
-    gamma: float = 0.5, period: int = 1, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]
-) -> Algorithm:
+def fedfa_mo(gamma: float = 0.5, period: int = 1, *, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """FedFa's double momentum alone, with FedAvg's weights (Huang et al. 2020)."""
-    settings: LocalSettings = {"momentum": 0.5, **local}
+    settings: Local = {"momentum": 0.5, **local}
     return Algorithm(Sgd(**settings), Samples(), PeriodMomentum(server_lr, gamma, period))
 
 
 @register("algorithm", "afl")
-def afl(step: float = 0.01, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
+def afl(step: float = 0.01, *, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """Gradient ascent on the weights, for the worst-served client (Mohri et al. 2019); needs full participation."""
     return Algorithm(Sgd(**local), Afl(step), ServerSgd(server_lr))
 
 
 @register("algorithm", "fedmgda")
 def fedmgda(
-    epsilon: float = 0.5, prior: Prior = "uniform", *, server_lr: float = 1.0, **local: Unpack[LocalSettings]
+    epsilon: float = 0.5, prior: Prior = "uniform", *, server_lr: float = 1.0, **local: Unpack[Local]
 ) -> Algorithm:
     """FedMGDA+: the shortest convex combination of unit updates, a common descent direction (Hu et al. 2020)."""
     return Algorithm(Sgd(**local), FedMgda(epsilon, prior), ServerSgd(server_lr))
@@ -284,7 +280,7 @@ def aaggff_s(
     mode: Literal["paper", "official"] = "paper",
     *,
     server_lr: float = 1.0,
-    **local: Unpack[LocalSettings],
+    **local: Unpack[Local],
 ) -> Algorithm:
     """Weights learned online over a few clients that all take part in every round (Hahn et al. 2024)."""
     return Algorithm(Sgd(**local), AaggffS(cdf, C1, C2, mode), ServerSgd(server_lr))
@@ -299,41 +295,15 @@ def aaggff_d(
     mode: Literal["paper", "official"] = "paper",
     *,
     server_lr: float = 1.0,
-    **local: Unpack[LocalSettings],
+    **local: Unpack[Local],
 ) -> Algorithm:
     """Weights learned online over many clients, a few of which are sampled per round (Hahn et al. 2024)."""
     return Algorithm(Sgd(**local), AaggffD(cdf, C1, C2, C, mode), ServerSgd(server_lr))
 
 
-@register("algorithm", "median")
-def median(*, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
-    """The coordinate-wise median of the updates (Yin et al. 2018)."""
-    return Algorithm(Sgd(**local), Median(), ServerSgd(server_lr))
-
-
-@register("algorithm", "trimmed_mean")
-def trimmed_mean(trim: float = 0.1, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
-    """The coordinate-wise mean of the updates without the extreme values (Yin et al. 2018)."""
-    return Algorithm(Sgd(**local), TrimmedMean(trim), ServerSgd(server_lr))
-
-
-@register("algorithm", "krum")
-def krum(byzantine: int = 0, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
-    """The one update that is closest to its nearest neighbours (Blanchard et al. 2017)."""
-    return Algorithm(Sgd(**local), Krum(byzantine), ServerSgd(server_lr))
-
-
-@register("algorithm", "multi_krum")
-def multi_krum(
-    byzantine: int = 0, keep: int | None = None, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]
-) -> Algorithm:
-    """The mean of the updates that are closest to their nearest neighbours (Blanchard et al. 2017)."""
-    return Algorithm(Sgd(**local), MultiKrum(byzantine, keep), ServerSgd(server_lr))
-
-
 @register("algorithm", "superfed_mm")
 def superfed_mm(
-    mu: float = 0.01, nu: float = 1.0, start: float = 0.4, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]
+    mu: float = 0.01, nu: float = 1.0, start: float = 0.4, *, server_lr: float = 1.0, **local: Unpack[Local]
 ) -> Algorithm:
     """SuPerFed with one mixing coefficient for the whole model (Hahn et al. 2022)."""
     return Algorithm(SuPerFed(mu, nu, "model", start, **local), Samples(), ServerSgd(server_lr))
@@ -341,70 +311,64 @@ def superfed_mm(
 
 @register("algorithm", "superfed_lm")
 def superfed_lm(
-    mu: float = 0.01, nu: float = 2.0, start: float = 0.6, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]
+    mu: float = 0.01, nu: float = 2.0, start: float = 0.6, *, server_lr: float = 1.0, **local: Unpack[Local]
 ) -> Algorithm:
     """SuPerFed with a mixing coefficient for every layer (Hahn et al. 2022)."""
     return Algorithm(SuPerFed(mu, nu, "layer", start, **local), Samples(), ServerSgd(server_lr))
 
 
 @register("algorithm", "fedper")
-def fedper(names: tuple[str, ...] = HEAD, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
+def fedper(names: tuple[str, ...] = HEAD, *, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """The head of the model stays at the client (Arivazhagan et al. 2019)."""
     return Algorithm(Personal(Sgd(**local), names), Samples(), ServerSgd(server_lr))
 
 
 @register("algorithm", "lgfedavg")
-def lgfedavg(names: tuple[str, ...] = HEAD, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
+def lgfedavg(names: tuple[str, ...] = HEAD, *, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """Only the head of the model is shared (Liang et al. 2020)."""
     return Algorithm(Personal(Sgd(**local), names, keep="others"), Samples(), ServerSgd(server_lr))
 
 
 @register("algorithm", "fedrep")
-def fedrep(
-    names: tuple[str, ...] = HEAD, tau: int = 5, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]
-) -> Algorithm:
+def fedrep(names: tuple[str, ...] = HEAD, tau: int = 5, *, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """FedPer in two phases: ``epochs`` on the head, then ``tau`` epochs on the body (Collins et al. 2021)."""
     return Algorithm(Personal(Sgd(**local), names, shared_epochs=tau), Samples(), ServerSgd(server_lr))
 
 
 @register("algorithm", "fedbn")
-def fedbn(names: tuple[str, ...] = NORM, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
+def fedbn(names: tuple[str, ...] = NORM, *, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """Normalisation layers and their statistics stay at the client (Li et al. 2021)."""
     return Algorithm(Personal(Sgd(**local), names), Samples(), ServerSgd(server_lr))
 
 
 @register("algorithm", "apfl")
-def apfl(
-    alpha: float = 0.25, adaptive: bool = False, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]
-) -> Algorithm:
+def apfl(alpha: float = 0.25, adaptive: bool = False, *, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """A mixture of shared and local model (Deng et al. 2020), ``alpha`` of it local; ``adaptive`` learns alpha."""
     return Algorithm(Apfl(alpha, adaptive, **local), Samples(), ServerSgd(server_lr))
 
 
 @register("algorithm", "pfedme")
 def pfedme(
-    lam: float = 15.0, inner: int = 5, inner_lr: float = 0.09, beta: float = 1.0, **local: Unpack[LocalSettings]
+    lam: float = 15.0, inner: int = 5, inner_lr: float = 0.09, beta: float = 1.0, **local: Unpack[Local]
 ) -> Algorithm:
     """Personal models by a Moreau envelope (Dinh et al. 2020); ``beta`` is the server's step towards the average."""
     return Algorithm(PFedMe(lam, inner, inner_lr, **local), Samples(), ServerSgd(beta))
 
 
 @register("algorithm", "ditto")
-def ditto(
-    lam: float = 1.0, personal_epochs: int = 5, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]
-) -> Algorithm:
+def ditto(lam: float = 1.0, personal_epochs: int = 5, *, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """FedAvg plus a personal model at every client, pulled towards the shared one (Li et al. 2021)."""
     return Algorithm(Ditto(lam, personal_epochs, **local), Samples(), ServerSgd(server_lr))
 
 
 @register("algorithm", "fedavg_ft")
-def fedavg_ft(personal_epochs: int = 1, *, server_lr: float = 1.0, **local: Unpack[LocalSettings]) -> Algorithm:
+def fedavg_ft(personal_epochs: int = 1, *, server_lr: float = 1.0, **local: Unpack[Local]) -> Algorithm:
     """FedAvg whose clients keep the received model after their own training, ``personal_epochs`` longer."""
     return Algorithm(FineTune(personal_epochs, **local), Samples(), ServerSgd(server_lr))
 
 
 @register("algorithm", "local_only")
-def local_only(**local: Unpack[LocalSettings]) -> Algorithm:
+def local_only(**local: Unpack[Local]) -> Algorithm:
     """Every client trains alone and sends nothing: the baseline of the personalised methods."""
     return Algorithm(Personal(Sgd(**local), ("*",)), Uniform(), ServerSgd())
 
