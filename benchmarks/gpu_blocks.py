@@ -71,7 +71,7 @@ def microseconds(call: Callable[[], Any]) -> float:
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) * 100)
-    return sorted(times)[2]
+    return float(sorted(times)[2])
 
 
 @dataclass(frozen=True)

@@ -70,14 +70,16 @@ def conform() -> bool:
     data.x[:, :, :6] = 0.5
     cases = [("chain", small_chain, name, CHAIN_CASES[name], Batched()) for name in ("fedavg", "prox")]
     cases += [("chain uncompiled", small_chain, name, a, Batched(compiled=False)) for name, a in CHAIN_CASES.items()]
-    plain = {"kernel": "sequential", "compiled": False}
-    cases += [("sequential uncompiled", small_normed, name, a, Batched(**plain)) for name, a in OTHER_CASES.items()]
+    cases += [
+        ("sequential uncompiled", small_normed, name, a, Batched(kernel="sequential", compiled=False))
+        for name, a in OTHER_CASES.items()
+    ]
     cases += [("sequential", small_normed, "adam", OTHER_CASES["adam"], Batched(kernel="sequential"))]
     cases += [
         ("mapped", small_normed, name, OTHER_CASES[name], Batched(kernel="mapped")) for name in ("fedavg", "scaffold")
     ]
-    mapped = {"kernel": "mapped", "compiled": False}
-    cases += [("mapped uncompiled", small_normed, "scaffold", OTHER_CASES["scaffold"], Batched(**mapped))]
+    mapped = Batched(kernel="mapped", compiled=False)
+    cases += [("mapped uncompiled", small_normed, "scaffold", OTHER_CASES["scaffold"], mapped)]
     for kernel, model, name, algorithm, engine in cases:
         try:
             fed = federation(algorithm, data, model, 9, 9, PowerLaw(1.0), torch.float64)
@@ -137,10 +139,10 @@ def planted(data: Dataset) -> None:
         faulty = staticmethod(
             lambda block, everybody: replace(kept(block, everybody), mask=torch.ones_like(block.mask))
         )
-        conv_sgd.Batches.of = faulty  # type: ignore[method-assign, assignment]
+        conv_sgd.Batches.of = faulty  # type: ignore[method-assign]
         note(part="conform", fault="padding counts", found=apart(fed.round(Batched()), right) > 1e-9)
     finally:
-        conv_sgd.Batches.of = staticmethod(kept)  # type: ignore[method-assign, assignment]
+        conv_sgd.Batches.of = staticmethod(kept)  # type: ignore[method-assign]
     for name, (function, wrong) in KERNEL_FAULTS.items():
         right_one = getattr(client_conv, function)
         setattr(client_conv, function, partial(wrong, right_one))

@@ -9,7 +9,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,7 @@ class Federation:
     def __post_init__(self) -> None:
         self.algorithm = self.algorithm.bind(self.task)
         objective = self.task.objective
+        assert isinstance(objective, ModuleObjective)
         self.task = replace(self.task.to(DEVICE), objective=objective.to(DEVICE))
         params, buffers = ({n: v.to(DEVICE) for n, v in part.items()} for part in objective.init(Key.of(1)))
         self.shared = self.algorithm.init(params, self.task.population, buffers)["shared"]
@@ -106,7 +107,7 @@ def federation(
     trainable: Sequence[str] | None = None,
 ) -> Federation:
     """The first ``cohort`` of ``clients`` take part; ``trainable`` are the leaves to be trained, if not all."""
-    objective = ModuleObjective(model, dtype=dtype, trainable=trainable)
+    objective = ModuleObjective(model, dtype=dtype, trainable=None if trainable is None else tuple(trainable))
     task = federate(data, split or Iid(), clients, objective, test_fraction=0.0, key=Key.of(0))
     return Federation(algorithm, task, torch.arange(cohort))
 
@@ -117,7 +118,8 @@ def timed(fed: Federation, engine: Engine, rounds: int) -> tuple[float, list[flo
     for number in range(1, rounds + 2):
         synchronize()
         begin = time.perf_counter()
-        with collecting() if number > rounds else nullcontext({}) as phases:
+        watch: AbstractContextManager[dict[str, float]] = collecting() if number > rounds else nullcontext({})
+        with watch as phases:
             outcome = fed.round(engine, number)
         synchronize()
         times.append(time.perf_counter() - begin)

@@ -186,7 +186,7 @@ TINY_SHAPES = {name: Shape(shape.model, 12, 2, 2, 2) for name, shape in SHAPES.i
 def compare(name: str, data: Dataset, shape: Shape, rounds: int) -> list[dict[str, Any]]:
     """One shape: the sequential loop before every variant of ours, so that both have the same load."""
     task = task_for(data, shape.model, shape.clients)
-    rows = []
+    rows: list[dict[str, Any]] = []
     control: list[float] = []
     variants = {
         "float32 before": Batched(kernel="mapped"), "float32": Batched(),
@@ -228,7 +228,7 @@ def agreement() -> list[dict[str, Any]]:
     key = Key.of(3)
     data = Dataset(x=key.normal(400, 108, dtype=torch.float64), y=key.fold("y").permutation(400) % 4, classes=4)
     objective = ModuleObjective(model, dtype=torch.float64)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for clients in (5, 20):
         task = federate(data, PowerLaw(1.0), clients, objective, key=Key.of(1))
         for name, algorithm in {
