@@ -227,6 +227,13 @@ def test_a_task_that_cannot_be_sent_is_refused_with_the_reason(ray):
         play(Ray(workers=1), ALGORITHM, task)
 
 
+@pytest.mark.parametrize("given", [{"contributions_mb": 0.0}, {"contributions_folder": "/somewhere"}], ids=str)
+def test_a_place_for_contributions_is_refused_because_they_stay_with_the_workers(given):
+    (name,) = given
+    with pytest.raises(SpecError, match=f"{name} has no effect with the engine Ray"):
+        fedalloy.fit(ALGORITHM, small_task(), rounds=1, engine="ray", **given)
+
+
 def test_workers_for_which_this_machine_has_no_room_are_refused_at_once(monkeypatch):
     fake = without_ray(monkeypatch)
     with pytest.raises(SpecError, match=r"no worker fits .* 1 CPUs and 1 GPUs each, the cluster has 8 CPUs and 0 GPUs"):

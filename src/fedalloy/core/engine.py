@@ -62,6 +62,8 @@ class Engine(ABC):
     """Whether a run must be resumed with the options it was started with."""
     free_options: ClassVar[frozenset[str]] = frozenset()
     """Options that may change when a run is resumed all the same, because no number depends on them."""
+    uses_storage: ClassVar[bool] = True
+    """Whether ``storage`` says where its contributions are kept."""
 
     storage: Storage | None = None
     """Where its contributions are kept, for engines in this process; None: in memory."""

@@ -53,6 +53,7 @@ class Ray(Engine):
     """
 
     trains_here: ClassVar[bool] = False
+    uses_storage: ClassVar[bool] = False  # contributions are in the memory of the workers
     free_options: ClassVar[frozenset[str]] = frozenset({"address", "workers"})
     address: str = LOCAL
     workers: int | None = None

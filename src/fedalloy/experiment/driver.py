@@ -153,7 +153,7 @@ def run(
     if folder is not None:
         claim = _claim(algorithm, task, config, state, recipe or {})
         opened = open_folder(folder, resume, claim, fed.task, config, fed.notices)
-    fed.engine.keep_contributions(contributions_limit(config, opened))
+    fed.engine.keep_contributions(contributions_limit(fed, opened))
     with Threads(config), opened.lock() if opened else nullcontext():
         recorder: Recorder = FolderRecorder(opened) if opened else MemoryRecorder()
         session = Session(fed, state, make_store(fed, state, opened), recorder, known_sizes(fed), hooks=hooks)

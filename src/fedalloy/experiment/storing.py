@@ -7,8 +7,9 @@ import uuid
 from pathlib import Path
 
 from fedalloy.core.algorithm import ServerState
+from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import ClientStore
-from fedalloy.engines.out_of_core import StorageLimit
+from fedalloy.engines.out_of_core import LIMIT_MB, StorageLimit
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.opening import RUN_ID
 from fedalloy.experiment.records.folder import RunFolder
@@ -17,10 +18,24 @@ from fedalloy.experiment.records.store import open_store
 from fedalloy.experiment.round import Federation
 
 
-def contributions_limit(config: RunConfig, folder: RunFolder | None) -> StorageLimit:
+def contributions_limit(fed: Federation, folder: RunFolder | None) -> StorageLimit:
     """Where the contributions of a round are kept."""
+    config = fed.config
+    if not fed.engine.uses_storage:
+        _check_not_given(config, type(fed.engine).__name__)
     place = config.contributions_folder or (folder.path if folder else None)
     return StorageLimit(config.contributions_mb, None if place is None else Path(place))
+
+
+def _check_not_given(config: RunConfig, engine: str) -> None:
+    """Refuse what such an engine would ignore."""
+    changed = config.contributions_mb != LIMIT_MB
+    name = "contributions_mb" if changed else "contributions_folder" if config.contributions_folder else None
+    if name is not None:
+        raise SpecError(
+            f"{name} has no effect with the engine {engine}, which keeps contributions in the memory of its workers: "
+            "leave it out, or use the engine 'loop', 'batched' or 'workers'"
+        )
 
 
 def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) -> ClientStore:
