@@ -143,6 +143,7 @@ def test_flwr_run_simulates_the_app_and_continues_it(programs_find_us, tmp_path,
         f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    quiet["RAY_ADDRESS"] = "local"  # else Ray looks for the cluster that was noted last, for hours if that was killed
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, **quiet, "FLWR_HOME": str(home), "PATH": programs, TOKEN: mark}
     command = [f"{Path(sys.executable).parent}/flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1"]
