@@ -94,7 +94,7 @@ WITH_MOMENTUM = {
     "weights have no momentum": ("a[i * wide + j] += momentum * speed[i * width + d + j];", ";"),
     "the bias has no momentum": ("momentum * bias_speed[k] + moved", "moved"),
     "speed is not kept": ("speed[i * width + d + j] = a[i * wide + j];", ";"),
-    "a client begins with the speed of the one before": ("if (speed) memset(bias_speed", "if (0) memset(bias_speed"),
+    "a client begins with the speed of the one before": ("memset(bias_speed, 0,", "if (0) memset(bias_speed, 0,"),
     "decay is that of a step without momentum": ("speed ? -less : 1 - less", "1 - less"),
 }
 

@@ -189,8 +189,10 @@ def test_what_cannot_be_batched_in_one_run_is_no_reason_in_the_next(monkeypatch)
     task, engine = task_of(lambda: nn.Linear(4, 3)), Batched(kernel="mapped")
     with pytest.warns(RuntimeWarning, match="cannot be batched"):
         fit(Algorithm(Branches(batch_size=2), Uniform(), ServerSgd()), task, rounds=1, engine=engine)
+    assert engine._unbatchable, "what the run found can be looked up"
     monkeypatch.setattr("fedalloy.engines.batched.loop_like", lambda *_: pytest.fail("not batched"))
     assert fit(algorithms.fedavg(batch_size=2), task, rounds=1, engine=engine).status == "finished"
+    assert not engine._unbatchable
 
 
 def test_a_clients_state_does_not_keep_those_of_its_block_in_memory():

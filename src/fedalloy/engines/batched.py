@@ -77,6 +77,7 @@ class Batched(Engine):
     compiled: bool | None = None
     _unbatchable: str = field(default="", repr=False)
     _uncaptured: str = field(default="", init=False, repr=False)
+    _ended: bool = field(default=False, init=False, repr=False)
     _cuda_graphs: CudaGraphs | None = field(default=None, init=False, repr=False)
     _fused_graphs: FusedGraphs | None = field(default=None, repr=False)
     _conv_graphs: ConvGraphs | None = field(default=None, init=False, repr=False)
@@ -91,6 +92,8 @@ class Batched(Engine):
     def __call__(
         self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
     ) -> Outcome:
+        if self._ended:
+            self._unbatchable, self._uncaptured, self._ended = "", "", False
         if self._unbatchable:
             return loop_like(self)(algorithm, task, shared, states, work, ctx)
         with phase("data"):
@@ -118,8 +121,9 @@ class Batched(Engine):
             return outcome
 
     def close(self) -> None:
-        """Another run may have a solver and a model that can be batched, and steps that can be captured."""
-        self._unbatchable = self._uncaptured = ""
+        """Another run may have a solver and a model that can be batched, and steps that can be captured. What was found
+        in this one can be looked up until then."""
+        self._ended = True
 
     def _most(
         self,
