@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -76,10 +77,12 @@ def run_script(root: Path, place: Path, **more: str) -> subprocess.CompletedProc
         "SLURM_CPUS_PER_TASK": "1", **more,
     }  # fmt: skip
     line = ["bash", str(root / "examples/cluster/slurm.sh"), str(root / "recipes/quickstart.toml"), "--quick"]
-    return subprocess.run(
-        [*ALONE, *line, "-o", str(place / "run")],
-        env=env, cwd=place, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    # A folder of its own, with a short name for sockets: other programs must not find the address that Ray notes in it.
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as noted:
+        return subprocess.run(
+            [*ALONE, *line, "-o", str(place / "run")],
+            env={**env, "RAY_TMPDIR": noted}, cwd=place, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
 
 
 @pytest.mark.skipif(not may_be_alone(), reason="starts two raylets in a network of their own: make test-long")
