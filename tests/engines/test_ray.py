@@ -439,7 +439,8 @@ def test_a_run_that_an_earlier_version_began_keeps_its_folder_of_states(tmp_path
         told = json.loads((tmp_path / place).read_text())
         told[entry] = str(tmp_path / "run") if entry == "run" else None
         (tmp_path / place).write_text(json.dumps(told))
-    fedalloy.fit("scaffold", task, rounds=3, **given, resume=True)
+    resumed = fedalloy.fit("scaffold", task, rounds=3, **given, resume=True)
+    assert (resumed.status, len(list(resumed.rounds()))) == ("finished", 3)
 
 
 @settings(max_examples=20)
