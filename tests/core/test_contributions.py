@@ -93,6 +93,12 @@ def test_rows_come_in_the_order_they_are_asked_for():
     assert cohort().rows("factors", torch.tensor([9, 1]))["x"].flatten().tolist() == [5.0, 2.0]
 
 
+def test_nobodys_contributions_are_empty_and_add_up_to_zero():
+    assert cohort().rows("delta", torch.tensor([], dtype=torch.int64))["a.w"].shape == (0, 2)
+    nobody = cohort().select(torch.tensor([], dtype=torch.int64))
+    assert nobody.combine("delta", torch.zeros(0))["a.w"].tolist() == [0.0, 0.0]
+
+
 def test_inner_products_by_leaf():
     other = {"a.w": torch.tensor([1.0, 1.0]), "a.b": torch.tensor([10.0])}
     found = cohort().dots("delta", other)

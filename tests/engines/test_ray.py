@@ -328,10 +328,22 @@ def test_contributions_of_an_earlier_round_say_so(ray):
     kept = first.keep()
     weights = torch.ones(len(first), dtype=torch.float64)
     before = first.combine("delta", weights)
+    products, nobody = first.dots("delta", before), first.rows("delta", first.ids[:0])
     play(engine, ALGORITHM, small_task(), work(0, 1), round=2)
     with pytest.raises(Overwritten, match="keep\\(\\) copies them"):
         first.combine("delta", weights)
     assert list(differences(kept.combine("delta", weights), before)) == []
+    assert list(differences(kept.dots("delta", before), products)) == []
+    assert [leaf.shape for leaf in nobody.values()] == [(0, *leaf.shape) for leaf in before.values()]
+
+
+def test_a_replaced_clients_weights_are_added_in_float64(ray):
+    found = play(Ray(workers=2, block=2), ALGORITHM, small_task()).cohort.alone("delta", "delta")
+    ones = {name: torch.ones(leaf.shape, dtype=leaf.dtype) for name, leaf in found.template("delta").items()}
+    weights = torch.full((len(found),), 1.0)
+    weights[0] = 2.0**24  # and 1 more is no number of float32
+    summed = found.resend(found.ids, {"delta": ones}).combine("delta", weights)
+    assert all(bool((leaf == 2.0**24 + len(found) - 1).all()) for leaf in summed.values())
 
 
 def test_blocks_do_not_depend_on_the_workers(ray):

@@ -244,8 +244,8 @@ def _combine_by_client(stacked: Mapping[str, Tensor], weights: Tensor) -> Tree:
             found = combined(weights, leaf.flatten(1)) if many else None
             result[names[0]] = _combine_leaf(leaf, weights) if found is None else found.reshape(leaf.shape[1:])
             continue
-        widths = [stacked[name][0].numel() for name in names]
-        together = torch.cat(matrices(stacked[name] for name in names), dim=1)
+        beside = matrices(stacked[name] for name in names)
+        widths, together = [matrix.shape[1] for matrix in beside], torch.cat(beside, dim=1)
         for name, part in zip(names, _combine_leaf(together, weights).split(widths), strict=True):
             result[name] = part.reshape(stacked[name].shape[1:])
     return {name: result[name] for name in stacked}

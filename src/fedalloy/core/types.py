@@ -313,7 +313,8 @@ class Cohort(Contributions):
 
     def rows(self, part: str, ids: Tensor) -> Tree:
         place = {client: row for row, client in enumerate(self.ids.tolist())}
-        return tree.rows(self.payload[part], torch.tensor([place[client] for client in ids.tolist()]))
+        rows = torch.tensor([place[client] for client in ids.tolist()], dtype=torch.int64)  # maybe none
+        return tree.rows(self.payload[part], rows)
 
     def stack(self, part: str) -> Tree:
         return self.payload[part]

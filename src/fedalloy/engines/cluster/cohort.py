@@ -191,6 +191,8 @@ class RayCohort(Contributions):
             for client in wanted
         ]
         like = self.template(part)
+        if not each:
+            return {name: leaf.new_empty(0, *leaf.shape) for name, leaf in like.items()}
         return {name: torch.stack([one[name].to(leaf.dtype) for one in each]) for name, leaf in like.items()}
 
     def stack(self, part: str) -> Tree:
@@ -294,11 +296,12 @@ def _rows_of(weights: Weights, rows: Tensor) -> Weights:
 
 
 def _summed_rows(weights: Weights, rows: Tensor) -> Weights:
-    """The sum of some clients' weights, as the weights of one client."""
+    """The sum of some clients' weights, as the weights of one client; in float64, because the rows they are for may
+    be."""
     some = _rows_of(weights, rows)
     if isinstance(some, Tensor):
-        return some.sum(0, keepdim=True)
-    return {name: leaf.sum(0, keepdim=True) for name, leaf in some.items()}
+        return some.double().sum(0, keepdim=True)
+    return {name: leaf.double().sum(0, keepdim=True) for name, leaf in some.items()}
 
 
 def _zeros(template: Tree, dtype: torch.dtype | None = None) -> Tree:

@@ -81,6 +81,7 @@ class BlockWorker:
 
     def __init__(self) -> None:
         self.call, self.held = -1, dict[int, Cohort]()
+        self.settings = Settings()
 
     def prepare(self, references: Sequence[Any], settings: Settings) -> dict[str, str]:
         """Take task and algorithm from the object store; returns what must be equal everywhere."""
