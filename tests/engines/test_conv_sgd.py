@@ -25,6 +25,7 @@ from fedalloy.engines.kernels.conv_sgd import Batches
 from fedalloy.engines.kernels.tracing import Fuser
 from fedalloy.engines.kinds import PlainSgd
 from fedalloy.engines.loop import Loop
+from fedalloy.engines.out_of_core import StorageLimit
 from fedalloy.testing import SmallTask
 from tests.engines.rounds import gaps, play, shared_of, task_of
 
@@ -186,6 +187,16 @@ def test_updates_of_large_dense_layers_stay_factors(precision):
         assert torch.allclose(found.norms("delta"), right.norms("delta"), rtol=tolerance, atol=tolerance)
         assert not leaves._whole, "norms and sums need no whole update"
         assert max(float((leaves[n] - v).abs().max()) for n, v in right.payload["delta"].items()) < tolerance
+
+
+def test_factors_give_the_same_bits_where_rows_are_kept_on_disk(tmp_path):
+    algorithm, sums = fedavg(lr=0.3, batch_size=2), []
+    for limit in (4000.0, 0.0):
+        engine = Batched(kernel="fused")
+        engine.storage = StorageLimit(limit, tmp_path)
+        found = play(engine, algorithm, dense_heavy()).cohort
+        sums.append(found.combine("delta", torch.rand(len(found), generator=torch.Generator().manual_seed(0))))
+    assert all(torch.equal(leaf, sums[1][name]) for name, leaf in sums[0].items())
 
 
 @pytest.mark.parametrize("weighting", [{"wire": True}, {"decay": 0.01}])

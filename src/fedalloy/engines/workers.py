@@ -354,9 +354,12 @@ def portable(error: ClientError) -> ClientError:
 
     >>> portable(ClientError("worker", OSError(28, "No space left on device"))).cause.errno
     28
+    >>> portable(ClientError("worker", RuntimeError("odd shapes"))).cause
+    RuntimeError('odd shapes')
     """
-    known = type(error.cause) in _PORTABLE
-    cause = error.cause if known else RuntimeError(f"{type(error.cause).__name__}: {error.cause}")
+    kind = type(error.cause)
+    told = str(error.cause) if kind is RuntimeError else f"{kind.__name__}: {error.cause}"
+    cause = error.cause if kind in _PORTABLE else RuntimeError(told)
     return ClientError(error.stage, cause, client=error.client, round=error.round)
 
 
