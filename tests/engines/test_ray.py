@@ -387,6 +387,13 @@ def test_a_folder_belongs_to_one_run(tmp_path):
         OwnedStates(StateFiles(tmp_path / "a")).claim("runs/one")
 
 
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_folder_of_states_that_cannot_be_is_refused_in_words(name, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpecError, match=r"states = '.*' cannot be used"):
+        OwnedStates(StateFiles(tmp_path / name)).claim("a")
+
+
 def test_what_a_killed_worker_left_half_written_is_removed(tmp_path):
     files = StateFiles(tmp_path / "a")
     OwnedStates(files).claim("runs/one")

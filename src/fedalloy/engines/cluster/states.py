@@ -8,6 +8,7 @@ kept checkpoint names are removed after the next one.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -28,6 +29,7 @@ _OWNER = "run.json"
 _NAME = re.compile(r"(\d+)-(\d+)\.state")
 _PER_FOLDER = 1000
 _PART = ".part"
+_NOT_THIS_FOLDER = (FileExistsError, NotADirectoryError, FileNotFoundError, PermissionError)
 HELD = 3
 """Checkpoints whose states are kept: the two that a run keeps, and one that may be half written."""
 
@@ -104,11 +106,15 @@ class OwnedStates:
     def claim(self, run: str) -> None:
         """Refuse a folder with the states of another run."""
         folder, owner = self.files.folder, self.files.folder / _OWNER
-        folder.mkdir(parents=True, exist_ok=True)
-        if not owner.exists() and any(folder.iterdir()):
-            raise SpecError(f"engine 'ray': the folder states = '{folder}' holds other files: choose an empty one")
-        with suppress(FileExistsError), owner.open("x") as file:  # of two runs that begin together, one makes it
-            json.dump({"run": run, "id": uuid.uuid4().hex}, file)
+        try:
+            self._mark(run, owner)
+        except OSError as error:
+            if isinstance(error, _NOT_THIS_FOLDER) or error.errno == errno.EROFS:
+                raise SpecError(
+                    f"engine 'ray': states = '{folder}' cannot be used ({error.strerror}): name a folder in which this "
+                    "machine and those of the workers may write"
+                ) from error
+            raise
         found = _run_of(owner)
         if found != run:
             raise SpecError(
@@ -119,6 +125,15 @@ class OwnedStates:
         for left in folder.glob(f"*/*{_PART}"):  # of workers that were killed while they wrote
             left.unlink(missing_ok=True)
         self._there, self._named, self.claimed = set(self.files.present()), [], True
+
+    def _mark(self, run: str, owner: Path) -> None:
+        """Make the folder, if it is not there, and the file that says whose it is."""
+        folder = owner.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        if not owner.exists() and any(folder.iterdir()):
+            raise SpecError(f"engine 'ray': the folder states = '{folder}' holds other files: choose an empty one")
+        with suppress(FileExistsError), owner.open("x") as file:  # of two runs that begin together, one makes it
+            json.dump({"run": run, "id": uuid.uuid4().hex}, file)
 
     def wrote(self, markers: Mapping[int, State]) -> None:
         """Remember what the workers wrote in a round."""
