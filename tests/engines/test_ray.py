@@ -621,6 +621,25 @@ def test_a_signal_that_comes_while_ray_starts_is_for_the_runs_own_handler(monkey
     assert utils.set_sigterm_handler is real
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere Ray ends its processes by their group")
+def test_a_signal_to_the_runs_group_of_processes_does_not_end_ray(monkeypatch):
+    from ray._private import services
+
+    groups: list[tuple[int, int]] = []
+
+    def init(**_: Any) -> None:
+        process = services.ConsolePopen(["sleep", "60"])
+        groups.append((os.getpgid(process.pid), process.pid))
+        process.kill()
+        process.wait()
+
+    fake, real = SimpleNamespace(is_initialized=lambda: False, init=init), services.ConsolePopen
+    monkeypatch.setattr(ray_session, "load_ray", lambda: fake)
+    ray_session.connect("local", 1, None)
+    assert [group == process for group, process in groups] == [True]
+    assert services.ConsolePopen is real
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "no-port", "auto"])
 def test_an_address_at_which_nobody_listens_is_told_at_once(address, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # what 'auto' finds

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def connect(address: str, cores: int | None, gpus: float | None) -> bool:
             raise ValueError("ray start has noted no cluster here, and RAY_ADDRESS is not set")
         if place != LOCAL:
             _check_open(place)
-        with _own_handlers():
+        with _own_handlers(), _own_groups():
             ray.init(log_to_driver=False, logging_level="ERROR", configure_logging=False, **given)
     except (OSError, RuntimeError, ValueError) as error:
         raise ClusterError(
@@ -137,6 +138,24 @@ def _own_handlers() -> Iterator[None]:
         for number, handler in before.items():
             if handler is not None:
                 signal.signal(number, handler)
+
+
+@contextmanager
+def _own_groups() -> Iterator[None]:
+    """Let every process of Ray lead a group of its own: a signal to the run's whole group, as ``timeout`` sends it,
+    would end Ray, and with it the run in the middle of a round. They end with this process as before; where the system
+    does not see to that, Ray does it by the group."""
+    from ray._private import services
+
+    real = getattr(services, "ConsolePopen", None)  # not every version has it
+    if real is None or not sys.platform.startswith("linux"):
+        yield
+        return
+    services.ConsolePopen = partial(real, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = real
 
 
 @contextmanager
