@@ -20,9 +20,14 @@ from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.core.fingerprint import portrait
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Context
+from fedalloy.engines.auto import Auto
+from fedalloy.engines.batched import Batched
+from fedalloy.engines.ray import Ray
+from fedalloy.engines.workers import Workers
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.driver import run
 from fedalloy.experiment.fit import RunResult, fit
+from fedalloy.experiment.identity import _engine
 from fedalloy.experiment.lengthening import tidy_snapshots
 from fedalloy.experiment.recipe import load
 from fedalloy.experiment.records import snapshots
@@ -133,6 +138,24 @@ def test_another_engine_is_allowed_by_a_flag_and_told(tmp_path):
     other = algorithms.fedavg(lr=0.1, batch_size=4)
     with pytest.raises(CheckpointError, match=r"algorithm\.solver\.lr"):
         train(tmp_path, other, rounds=4, resume=True, engine="loop", allow_engine_change=True)
+
+
+def test_the_options_of_an_engine_object_are_those_of_its_name(tmp_path):
+    train(tmp_path, rounds=2, engine=Batched(block=2, kernel="mapped"))
+    for other in (Batched(block=3, kernel="mapped"), Batched(block=2), "batched"):
+        with pytest.raises(CheckpointError, match=r"engine\.options\."):
+            train(tmp_path, rounds=4, resume=True, engine=other)
+    named = {"block": 2, "kernel": "mapped"}
+    train(tmp_path, rounds=3, resume=True, engine="batched", engine_options=named)
+    assert train(tmp_path, rounds=4, resume=True, engine=Batched(block=2, kernel="mapped")).status == "finished"
+
+
+@pytest.mark.parametrize("used", [Auto(), Workers(), Ray(workers=2, address="auto")])
+def test_what_an_engine_object_found_or_may_change_is_no_part_of_a_run(used):
+    used.limit_threads(3)
+    if isinstance(used, Auto):
+        used.choice["engine"] = "loop"
+    assert _engine(RunConfig(engine=used))["options"] == {}
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -70,6 +70,7 @@ class Auto(Engine):
     the same object picks again, unless it was made with a ``choice``.
     """
 
+    free_options: ClassVar[frozenset[str]] = frozenset({"choice"})
     choice: dict[str, Any] = field(default_factory=dict)
     _threads: int = field(default_factory=torch.get_num_threads, repr=False)
     _engine: Engine | None = field(default=None, repr=False)

@@ -60,6 +60,7 @@ class Workers(Engine):
     processes: int | None = None
     on_crash: Literal["stop", "drop"] = "stop"
     _crew: Crew | None = field(default=None, repr=False)
+    _threads: int | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.processes is not None and self.processes < 1:
@@ -80,7 +81,7 @@ class Workers(Engine):
 
     def limit_threads(self, threads: int) -> None:
         """Use no more cores than this, unless ``processes`` is set."""
-        self.processes = self.processes or threads
+        self._threads = threads
 
     def close(self) -> None:
         """End the processes; the next call starts new ones."""
@@ -95,7 +96,7 @@ class Workers(Engine):
         crew = self._crew
         if crew is None or crew.algorithm is not algorithm or crew.task is not task or crew.slots < clients:
             self.close()
-            count = self.processes or os.cpu_count() or 1
+            count = self.processes or self._threads or os.cpu_count() or 1
             one = next(iter(states.values()))
             self._crew = crew = Crew(algorithm, task, shared, one, clients, count, self.storage)
         return crew

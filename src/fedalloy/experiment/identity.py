@@ -7,6 +7,7 @@ threads, trackers, how often checkpoints are written, where client states are ke
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
 from typing import Any, cast
 
 import torch
@@ -91,18 +92,25 @@ def _sampling(task: Task, config: RunConfig, defaults: bool) -> Plain:
 def _engine(config: RunConfig) -> Plain:
     """The engine and its device; how long it waits for remote nodes may change from session to session."""
     engine = config.engine
-    kind = engine if isinstance(engine, str) else _registered(engine)
+    kind = engine if isinstance(engine, str) else _registered(engine) or type(engine).__qualname__
     rule = cast(type[Engine], registry.find("engine", kind)) if isinstance(engine, str) else engine
-    given = config.engine_options if rule.fixed_options else {}
+    given = (config.engine_options if isinstance(engine, str) else _options_of(engine)) if rule.fixed_options else {}
     options = {name: value for name, value in given.items() if name not in rule.free_options}
     return {"kind": kind, "device": str(config.device), "options": portrait(options)}
 
 
-def _registered(engine: object) -> str:
+def _options_of(engine: Engine) -> Mapping[str, Any]:
+    """What an engine object was made with, but for defaults; what a class that nobody registered holds is its own."""
+    known = is_dataclass(engine) and _registered(engine) is not None
+    told: Plain = portrait(engine, defaults=False) if known else {}
+    return {name: value for name, value in told.items() if name != "kind"}
+
+
+def _registered(engine: object) -> str | None:
     try:
         return registry.name_of("engine", type(engine))
     except FedalloyError:
-        return type(engine).__qualname__
+        return None
 
 
 def other_data(found: Plain, task: Task) -> list[str]:
