@@ -596,7 +596,7 @@ def test_workers_of_a_ray_of_its_own_have_the_priority_of_this_process(monkeypat
         monkeypatch.delenv(name)
     fake = SimpleNamespace(is_initialized=lambda: False, init=lambda **_: None)
     monkeypatch.setattr(ray_session, "load_ray", lambda: fake)
-    ray_session.connect("local", 1, None)
+    ray_session.connect("local", 1)
     assert os.environ[name] == (given or "0")
 
 
@@ -614,7 +614,7 @@ def test_a_signal_that_comes_while_ray_starts_is_for_the_runs_own_handler(monkey
     monkeypatch.setattr(ray_session, "load_ray", lambda: fake)
     real, before = utils.set_sigterm_handler, signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     try:
-        ray_session.connect("local", 1, None)
+        ray_session.connect("local", 1)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert heard == [signal.SIGTERM]
@@ -635,7 +635,7 @@ def test_a_signal_to_the_runs_group_of_processes_does_not_end_ray(monkeypatch):
 
     fake, real = SimpleNamespace(is_initialized=lambda: False, init=init), services.ConsolePopen
     monkeypatch.setattr(ray_session, "load_ray", lambda: fake)
-    ray_session.connect("local", 1, None)
+    ray_session.connect("local", 1)
     assert [group == process for group, process in groups] == [True]
     assert services.ConsolePopen is real
 
@@ -654,11 +654,11 @@ def test_auto_takes_no_cluster_that_only_happens_to_run_here(tmp_path, monkeypat
     fake = SimpleNamespace(is_initialized=lambda: False, init=lambda **given: asked.append(given["address"]))
     monkeypatch.setattr(ray_session, "load_ray", lambda: fake)
     with pytest.raises(ray_session.ClusterError, match=r"ray start has noted no cluster here"):
-        ray_session.connect("auto", 1, None)
+        ray_session.connect("auto", 1)
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("192.0.2.1:6379\n")
     monkeypatch.setattr(ray_session, "_check_open", lambda address: None)
-    ray_session.connect("auto", 1, None)
+    ray_session.connect("auto", 1)
     assert asked == ["192.0.2.1:6379"]
 
 

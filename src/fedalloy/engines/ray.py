@@ -150,7 +150,7 @@ class Ray(Engine):
         if self._pool is None:
             count = self.workers or (self._local_workers() if self.address == LOCAL else None)
             cores = None if count is None else math.ceil(count * self.cpus_per_worker)  # Ray counts whole cores
-            self._connected = connect(self.address, cores, None)
+            self._connected = connect(self.address, cores)
             shape = WorkerShape(count or 1, self.cpus_per_worker, self.gpus_per_worker)
             self._pool = WorkerPool(shape, self._settings())
             if self.address == LOCAL:

@@ -44,9 +44,9 @@ def load_ray() -> Any:
     return ray
 
 
-def connect(address: str, cores: int | None, gpus: float | None) -> bool:
-    """Connect this process; returns whether it must also disconnect. A cluster of its own has ``cores`` and ``gpus``
-    (None: as many as the machine has), listens on the loopback address and ends with this process."""
+def connect(address: str, cores: int | None) -> bool:
+    """Connect this process; returns whether it must also disconnect. A cluster of its own has ``cores`` (None: as
+    many as the machine has), listens on the loopback address and ends with this process."""
     place = known_address() if address == AUTO else address
     if (address == LOCAL or (place or "").startswith(_HERE)) and "ray" not in sys.modules:
         os.environ.update(_LOOPBACK)
@@ -59,7 +59,7 @@ def connect(address: str, cores: int | None, gpus: float | None) -> bool:
         return False
     given: dict[str, Any] = {"address": place}
     if address == LOCAL:
-        given |= {"num_cpus": cores, "num_gpus": gpus, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        given |= {"num_cpus": cores, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     try:
         if place is None:  # Ray would take any cluster that it sees on this machine, also somebody else's
             raise ValueError("ray start has noted no cluster here, and RAY_ADDRESS is not set")
