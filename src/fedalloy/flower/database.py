@@ -40,7 +40,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class RunEntry:
-    """A run as Flower knows it: its state, since when, and its run folder and seed where it is one of fedalloy's."""
+    """A run as Flower knows it: its state, since when, and its run folder and seed where it is one of fedalloy's;
+    ``begun`` is when it was submitted."""
 
     number: str
     state: str
@@ -48,6 +49,7 @@ class RunEntry:
     folder: Path | None = None
     seed: int | None = None
     details: str = ""
+    begun: float | None = None
 
     @property
     def over(self) -> bool:
@@ -122,8 +124,10 @@ def _run(row: tuple[Any, ...]) -> RunEntry:
     state, since = [(state, at) for state, at in times.items() if at][-1]
     told = json.loads(settings or "{}")
     folder, seed = told.get(FOLDER), int(told.get(SEED, -1))
-    place = Path(folder) if folder else None
-    return RunEntry(unsigned(number), state, _seconds(since), place, seed if seed >= 0 else None, details or "")
+    return RunEntry(
+        unsigned(number), state, _seconds(since), Path(folder) if folder else None, seed if seed >= 0 else None,
+        details or "", _seconds(pending),
+    )  # fmt: skip
 
 
 def _seconds(told: Any) -> float | None:
