@@ -58,8 +58,9 @@ class Gathering:
             if reason := unlike(first, self._like):
                 return reason
         if len(ids) == len(self._ids) and any(isinstance(leaves, FactoredTree) for leaves in payload.values()):
-            # Factors are sorted as they are; rows of their own they have none.
-            order = ids.argsort()
+            # Factors are sorted as they are; rows of their own they have none. They stay in memory, where the block
+            # made them: sums of rows on disk would be other sums.
+            self._rows, order = None, ids.argsort()
             ids, stats = ids[order], {name: values[order] for name, values in stats.items()}
             notes = None if notes is None else notes.take(order)
             payload = {part: _sorted(leaves, order) for part, leaves in payload.items()}
