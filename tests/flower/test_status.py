@@ -125,6 +125,20 @@ def test_an_older_run_that_goes_on_is_shown_first_and_hides_none_that_broke_off_
     assert [run.folder for run in look(records.place.folder, NOW).runs] == [tmp_path / "new", folder]
 
 
+def test_a_run_that_waits_for_its_minimum_is_no_run_that_is_well(tmp_path):
+    """Nodes that refuse are connected, and the last finished round was complete."""
+    folder = a_run(tmp_path / "run", rows=1)
+    (folder / "rounds.jsonl").write_text(json.dumps({"round": 1, "ids": [0, 1, 2], "dropped": {}}) + "\n")
+    log = folder / "federation.log"
+    with RunFolder(folder).lock():
+        log.write_text("round 1/10: north, south, west\nwaiting: 1 of the 2 contributions a round needs (south: no)\n")
+        seen = look(folder, NOW)
+        assert [(one.level, "waiting: 1 of the 2" in one.text) for one in seen.findings()] == [(WARNING, True)]
+        with log.open("a") as file:
+            file.write("round 2/10: north, south, west\n")
+        assert look(folder, NOW).code == OK
+
+
 @pytest.mark.parametrize("state", ["stopped", "interrupted"])
 def test_a_paused_run_is_shown_as_paused_and_is_no_fault(records, tmp_path, state):
     """It is over for Flower, and another run may be newer; '--wait 0' ends it in the middle of a round."""

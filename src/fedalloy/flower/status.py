@@ -26,7 +26,7 @@ from fedalloy.flower.node_registry import identity_of
 from fedalloy.flower.operations import answers, found, front_answers
 from fedalloy.flower.pki import expires
 from fedalloy.flower.programs import alive
-from fedalloy.flower.progress import Progress, is_paused, progress
+from fedalloy.flower.progress import WAITING, Progress, is_paused, progress
 
 SILENT = 30.0
 """Seconds without a request after which a node that Flower counts as connected is called silent: it asks for work every
@@ -325,4 +325,6 @@ def _about_runs(runs: tuple[Progress, ...]) -> list[Finding]:
         elif run.state == "running" and run.missing:
             absent = ", ".join(f"{one.name} ({one.reason})" for one in run.missing)
             found.append(Finding(WARNING, f"round {run.round} of the run in {run.folder} went on without {absent}"))
+        if run.state == "running" and run.news.startswith(WAITING):
+            found.append(Finding(WARNING, f"the run in {run.folder} has no next round yet: {run.news}"))
     return found
