@@ -9,6 +9,8 @@ import stat
 import tarfile
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,14 +20,19 @@ from typer.testing import CliRunner
 
 from fedalloy.cli.app import app
 from fedalloy.core.errors import CheckpointError, SpecError
+from fedalloy.experiment.recipe import load
 from fedalloy.experiment.records.reading import read_run
 from fedalloy.experiment.records.stop import ask_to_stop
 from fedalloy.flower import backup
 from fedalloy.flower.backup import back_up, restore
-from fedalloy.flower.layout import ServerPlace
+from fedalloy.flower.control import Control
+from fedalloy.flower.flwr_cli import SubmittedRun
+from fedalloy.flower.layout import PAUSED, ServerPlace
 from fedalloy.flower.project_templates import FederationPlan, write_federation
+from fedalloy.flower.status import look
+from fedalloy.flower.submission import WANTED, Study
 from tests.flower.fake import federation, play, recipe_file
-from tests.flower.server_records import Records
+from tests.flower.server_records import Records, a_run
 from tests.flower.test_federation import assert_equal, simulated
 
 pytestmark = pytest.mark.flower
@@ -95,6 +102,31 @@ def test_a_backup_in_the_middle_of_a_run_is_a_run_that_was_interrupted(records, 
         assert len(list(read_run(place / "runs" / "study").rounds())) in (round - 1, round)
         again = play(recipe, place / "runs" / "study", federation(tmp_path))
         assert_equal(again.state["shared"]["params"], ending.state["shared"]["params"], 0.0)
+
+
+def test_what_is_asked_of_a_restored_server_concerns_its_own_runs(records, tmp_path, monkeypatch):
+    """Flower's database has the folders of the original, which may be there still; a backup of the copy, too."""
+    run = a_run(tmp_path / "original", "stopped")
+    (run / PAUSED).touch()
+    shutil.copy(recipe_file(tmp_path, "fedavg"), run / WANTED)
+    records.run(1, run)
+    server, asked = records.place.folder, list[Path]()
+
+    def begin(study: Study, say: object) -> tuple[SubmittedRun, bool]:
+        asked.append(study.folder)
+        return SubmittedRun(study.cli, "2"), True
+
+    monkeypatch.setattr(Study, "begin", begin)
+    for number in (1, 2):
+        back_up(server, tmp_path / f"{number}.tar")
+        restore(tmp_path / f"{number}.tar", tmp_path / f"copy-{number}")
+        server = tmp_path / f"copy-{number}" / "server"
+        place, here = ServerPlace.read(server), tmp_path / f"copy-{number}" / "runs" / "original"
+        assert [one.folder for one in look(server).runs] == [here]
+        cli: Any = SimpleNamespace(place=place)
+        Control(cli, print).resume()
+        assert asked.pop() == here, "though its session at the time of the backup is running, for Flower"
+        assert Study(cli, load(here / WANTED), here)._running(print, ()) is None, "nobody works for it here"
 
 
 def test_checkpoints_are_copied_before_the_records_and_again_if_they_are_replaced(records, tmp_path, monkeypatch):

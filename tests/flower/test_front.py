@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import inspect
 import socket
 import ssl
 import threading
@@ -18,6 +19,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("flwr")
+
+import uvicorn
 
 from fedalloy.flower import front
 from fedalloy.flower.contacts import REASON, Contacts
@@ -264,6 +267,12 @@ def test_a_connection_that_the_superlink_has_closed_meanwhile_is_made_anew(ask, 
     monkeypatch.setattr(front, "_FRESH", 0.0)
     for _ in range(3):
         assert ask("/v1/fleet/get-run", b"x", x_flwr="signed") == (200, b"x")
+
+
+def test_a_node_that_waits_for_work_needs_no_handshake_with_the_superlink_for_every_request():
+    """It asks every three seconds at most, and the SuperLink closes a connection a few seconds after the last."""
+    closes = inspect.signature(uvicorn.Config).parameters["timeout_keep_alive"].default
+    assert 3.0 < front._FRESH < closes
 
 
 def test_a_small_answer_is_not_kept_back(ask):

@@ -106,15 +106,37 @@ def test_all_nodes_dead_and_no_front_are_critical(records, monkeypatch):
     assert "its front does not answer" in look(records.place.folder, NOW).findings()[0].text
 
 
-def test_an_older_run_that_goes_on_is_shown_and_not_the_newer_one_that_failed(records, tmp_path):
+def test_an_older_run_that_goes_on_is_shown_first_and_hides_none_that_broke_off_beside_it(records, tmp_path):
+    """Of two studies side by side one fails: that is critical, until it is continued. What failed before is past."""
+    records.node("north", "online")
+    records.run(3, a_run(tmp_path / "past", "failed"), ago=900.0, over="failed")
     folder = a_run(tmp_path / "old")
     records.run(1, folder, ago=500.0)
     records.run(2, a_run(tmp_path / "new", "failed"), ago=100.0, over="failed")
     seen = look(records.place.folder, NOW)
     assert seen.server is not None
-    assert [(one.number, one.state) for one in seen.server.runs] == [("2", "finished:failed"), ("1", "running")]
+    states = [(one.number, one.state) for one in seen.server.runs]
+    assert states == [("2", "finished:failed"), ("1", "running"), ("3", "finished:failed")]
     assert seen.server.runs[1].since == pytest.approx(NOW - 500.0)
-    assert [run.folder for run in seen.runs] == [folder]
+    assert [run.folder for run in seen.runs] == [folder, tmp_path / "new"]
+    told = [one.text for one in seen.findings() if one.level == CRITICAL]
+    assert any(f"the run in {tmp_path / 'new'} is failed" in text for text in told), told
+    records.run(4, tmp_path / "new", ago=50.0)
+    assert [run.folder for run in look(records.place.folder, NOW).runs] == [tmp_path / "new", folder]
+
+
+def test_a_run_that_waits_for_its_minimum_is_no_run_that_is_well(tmp_path):
+    """Nodes that refuse are connected, and the last finished round was complete."""
+    folder = a_run(tmp_path / "run", rows=1)
+    (folder / "rounds.jsonl").write_text(json.dumps({"round": 1, "ids": [0, 1, 2], "dropped": {}}) + "\n")
+    log = folder / "federation.log"
+    with RunFolder(folder).lock():
+        log.write_text("round 1/10: north, south, west\nwaiting: 1 of the 2 contributions a round needs (south: no)\n")
+        seen = look(folder, NOW)
+        assert [(one.level, "waiting: 1 of the 2" in one.text) for one in seen.findings()] == [(WARNING, True)]
+        with log.open("a") as file:
+            file.write("round 2/10: north, south, west\n")
+        assert look(folder, NOW).code == OK
 
 
 @pytest.mark.parametrize("state", ["stopped", "interrupted"])

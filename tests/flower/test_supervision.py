@@ -33,7 +33,7 @@ from fedalloy.flower.project_templates import FederationPlan, write_federation
 from fedalloy.flower.server_service import ServerProcesses, check_startable, make_anew
 from fedalloy.flower.service_log import ServiceLog
 from fedalloy.flower.signals import EndRequest
-from fedalloy.flower.supervision import Deaths, HelperWatch, Lost
+from fedalloy.flower.supervision import ANNOUNCE, Deaths, HelperWatch, Lost
 
 pytestmark = pytest.mark.flower
 HELPER = """
@@ -247,6 +247,20 @@ def test_a_server_whose_certificate_has_expired_or_is_gone_says_so_at_once(monke
 
 def sleeping(code: str = "import time; time.sleep(600)") -> Program:
     return Program("it", subprocess.Popen([sys.executable, "-c", code]), Path())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found by their environment")
+def test_a_server_that_ends_leaves_no_run_behind(tmp_path):
+    """It would ask for its SuperLink for ever, and join the next server on that port."""
+    server = ServerProcesses(ServerPlace.read(federation(tmp_path) / "server"), ServiceLog())
+    mark = {**os.environ, ANNOUNCE: str(server._announced)}
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=mark) as run:
+        try:
+            wait_until(lambda: run.pid in carrying(mark[ANNOUNCE], ANNOUNCE), "it is there", 60)
+            server.stop()
+            assert run.wait(10) == -signal.SIGKILL
+        finally:
+            run.kill()
 
 
 def test_a_server_opens_its_front_again_and_ends_with_its_superlink(monkeypatch, tmp_path):

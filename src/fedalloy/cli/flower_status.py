@@ -30,9 +30,10 @@ def status(
 ) -> None:
     """Show the server, its nodes (last contact, refusals) and its runs: round, speed, time left, who is missing, why.
 
-    Without DIR: the newest run on a federation under runs/. For a server: its unfinished and paused runs, or the newest
-    one. The exit code is for monitoring: 0 all is well, 1 a warning (a node is missing, a certificate expires within 60
-    days, less than 1 GB of disk is free), 2 critical (no server, no node, a run that failed or was interrupted).
+    Without DIR: the newest run on a federation under runs/. For a server: its unfinished and paused runs and those that
+    broke off beside them, or the newest one. The exit code is for monitoring: 0 all is well, 1 a warning (a node is
+    missing, a certificate expires within 60 days, less than 1 GB of disk is free), 2 critical (no server, no node, a
+    run that failed or was interrupted).
     """
     while True:
         code = _look(folder, as_json, clear=watch and not as_json)

@@ -17,7 +17,7 @@ import sqlite3
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -26,7 +26,7 @@ from typing import Any
 
 from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.experiment.records.reading import is_run
-from fedalloy.flower.database import run_entries
+from fedalloy.flower.database import note_moved, run_entries
 from fedalloy.flower.layout import RUNNING, ServerPlace
 from fedalloy.flower.session import ServerSession
 
@@ -108,7 +108,10 @@ def back_up(folder: Path, output: Path) -> dict[str, str]:
             for name, run in runs.items():
                 _add_run(archive, run, name)
             _add_server(archive, place, set(runs.values()))
-            archive.finish({"format": FORMAT, "created": time.time(), "versions": _versions(), "runs": _texts(runs)})
+            archive.finish({
+                "format": FORMAT, "created": time.time(), "versions": _versions(), "runs": _texts(runs),
+                "sessions": _sessions(place, runs),
+            })  # fmt: skip
         draft.rename(output)
     except (OSError, sqlite3.Error) as error:
         raise CheckpointError(f"the backup {output} cannot be written: {error}") from None
@@ -131,6 +134,7 @@ def restore(archive: Path, folder: Path) -> dict[str, Any]:
         (draft / CONTENTS).unlink()
         for run in about["runs"]:
             ServerSession.renew(draft / run)
+        note_moved(draft / "server", {number: f"../{name}" for number, name in about.get("sessions", {}).items()})
         if folder.exists():
             folder.rmdir()
         draft.rename(folder)
@@ -152,6 +156,12 @@ def _runs(place: ServerPlace) -> dict[str, Path]:
             name, count = f"runs/{run.name}-{count}", count + 1
         found[name] = run
     return found
+
+
+def _sessions(place: ServerPlace, runs: Mapping[str, Path]) -> dict[str, str]:
+    """The names in the backup of the runs that Flower knows by number."""
+    names = {run: name for name, run in runs.items()}
+    return {one.number: names[one.folder] for one in run_entries(place) if one.folder in names}
 
 
 def _add_run(archive: Archive, run: Path, name: str) -> None:

@@ -57,7 +57,7 @@ class Control:
 
     def resume(self) -> list[str]:
         """Continue the runs that were paused; their new numbers."""
-        going = {one.folder for one in self._unfinished()}
+        going = {one.folder for one in self._unfinished() if not one.restored}
         started: dict[Path, str] = {}
         for one in run_entries(self.cli.place):
             if one.folder and one.folder not in {*going, *started} and _is_paused(one.folder):

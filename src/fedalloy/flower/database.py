@@ -6,19 +6,24 @@ Flower's commands show neither keys, names nor settings of runs, and need second
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import CheckpointError
+from fedalloy.experiment.records import atomic
 from fedalloy.flower.config import FOLDER, SEED
 from fedalloy.flower.layout import ServerPlace
 
 GONE = "unregistered"
+MOVED = "moved.json"
+"""In the folder of a restored server: where the folders of its runs are now, by the runs' numbers. Flower's database
+has those they had."""
 _PATIENCE = 30.0
 _NODES = "SELECT node_id, name, public_key, status, last_activated_at, last_deactivated_at, online_until FROM node"
 _RUNS = (
@@ -40,7 +45,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class RunEntry:
-    """A run as Flower knows it: its state, since when, and its run folder and seed where it is one of fedalloy's."""
+    """A run as Flower knows it: its state, since when, and its run folder and seed where it is one of fedalloy's;
+    ``begun`` is when it was submitted. A ``restored`` one is known from a backup: no program here works for it."""
 
     number: str
     state: str
@@ -48,6 +54,8 @@ class RunEntry:
     folder: Path | None = None
     seed: int | None = None
     details: str = ""
+    begun: float | None = None
+    restored: bool = False
 
     @property
     def over(self) -> bool:
@@ -68,7 +76,8 @@ def run_entries(place: ServerPlace) -> list[RunEntry]:
     """All runs, newest first."""
     with _opened(place, "run", "task") as database:
         rows = database.execute(_RUNS).fetchall() if database else []
-    return [_run(row) for row in reversed(rows)]
+    moved = _moved(place)
+    return [_at(_run(row), moved) for row in reversed(rows)]
 
 
 def is_empty(place: ServerPlace) -> bool:
@@ -116,14 +125,36 @@ def _entry(row: tuple[Any, ...], now: float) -> Entry:
     return Entry(unsigned(number), name or "", bytes(key), status, _seconds(begun if status == "online" else ended))
 
 
+def note_moved(folder: Path, runs: Mapping[str, str]) -> None:
+    """Write down where the runs of a restored server are, by number: paths relative to the server's folder."""
+    atomic.write_text(folder / MOVED, json.dumps(dict(runs), indent=1) + "\n")
+
+
+def _moved(place: ServerPlace) -> dict[str, Path]:
+    file = place.folder / MOVED
+    if not file.exists():
+        return {}
+    try:
+        told = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
+    return {number: Path(os.path.normpath(place.folder / where)) for number, where in told.items()}
+
+
+def _at(run: RunEntry, moved: Mapping[str, Path]) -> RunEntry:
+    return replace(run, folder=moved[run.number], restored=True) if run.number in moved else run
+
+
 def _run(row: tuple[Any, ...]) -> RunEntry:
     number, settings, pending, starting, running, finished, how, details = row
     times = {"pending": pending, "starting": starting, "running": running, f"finished:{how}": finished}
     state, since = [(state, at) for state, at in times.items() if at][-1]
     told = json.loads(settings or "{}")
     folder, seed = told.get(FOLDER), int(told.get(SEED, -1))
-    place = Path(folder) if folder else None
-    return RunEntry(unsigned(number), state, _seconds(since), place, seed if seed >= 0 else None, details or "")
+    return RunEntry(
+        unsigned(number), state, _seconds(since), Path(folder) if folder else None, seed if seed >= 0 else None,
+        details or "", _seconds(pending),
+    )  # fmt: skip
 
 
 def _seconds(told: Any) -> float | None:

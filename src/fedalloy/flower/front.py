@@ -38,8 +38,9 @@ PATHS = frozenset(
 )  # fmt: skip
 """The paths for nodes with a key. ``register-node`` and ``unregister-node`` are for nodes without one."""
 _CHUNK = 65_536
-_FRESH = 2.0
-"""Seconds after which a connection to the SuperLink is not reused: it closes connections that are idle for five."""
+_FRESH = 4.0
+"""Seconds after which a connection to the SuperLink is not reused: it closes connections that are idle for five. A node
+without an order asks every three, and a handshake costs more than its request."""
 _HOP = frozenset(
     (b"connection", b"expect", b"host", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te")
 ) | {b"trailer", b"transfer-encoding", b"upgrade"}

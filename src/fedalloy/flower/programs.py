@@ -169,12 +169,12 @@ def free_port(host: str = "127.0.0.1") -> int:
     raise DidNotStart(f"no free port was found between {_PORTS[0]} and {_PORTS[1]} on {host}")
 
 
-def end_all(token: str, *, at_once: bool = False) -> None:
+def end_all(token: str, *, at_once: bool = False, variable: str = TOKEN) -> None:
     """End every process with ``token`` in its environment: those whose parents were killed before them. ``at_once``:
     without asking them first."""
     for number in (signal.SIGKILL,) if at_once else (signal.SIGTERM, signal.SIGKILL):
         end = time.monotonic() + _GRACE
-        while left := list(carrying(token)):
+        while left := list(carrying(token, variable)):
             for pid in left:
                 _signal(pid, number)
             if time.monotonic() > end:
@@ -182,10 +182,10 @@ def end_all(token: str, *, at_once: bool = False) -> None:
             time.sleep(POLL)
 
 
-def carrying(token: str) -> Iterator[int]:
+def carrying(token: str, variable: str = TOKEN) -> Iterator[int]:
     """The processes of this user with ``token`` in their environment, except this one. Empty on systems without
     ``/proc``; there Flower's helpers end by themselves soon after their parents."""
-    wanted = f"{TOKEN}={token}".encode()
+    wanted = f"{variable}={token}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             # A zombie has an empty environment.

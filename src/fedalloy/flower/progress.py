@@ -23,6 +23,8 @@ _SEARCHED = 1000
 _RECENT = 10
 """The rounds from which the speed is computed."""
 _LATE = "no answer within"
+WAITING = "waiting"
+"""How the last line of a run's log begins while too few contribute."""
 UNHEARD = "was not connected, or sent nothing"
 
 

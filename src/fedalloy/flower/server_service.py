@@ -18,12 +18,20 @@ from fedalloy.flower.flwr_cli import FlwrCli
 from fedalloy.flower.layout import SERVER_FILE, ServerPlace
 from fedalloy.flower.operations import answers, front_answers
 from fedalloy.flower.pki import expires
-from fedalloy.flower.programs import DidNotStart, Program, front, server_environment, superlink, wait_until
+from fedalloy.flower.programs import (
+    DidNotStart,
+    Program,
+    end_all,
+    front,
+    server_environment,
+    superlink,
+    wait_until,
+)
 from fedalloy.flower.prometheus import serving
 from fedalloy.flower.server_metrics import server_metrics
 from fedalloy.flower.service_log import ServiceLog
 from fedalloy.flower.signals import EndRequest
-from fedalloy.flower.supervision import Deaths, HelperWatch, Lost, of_this_service
+from fedalloy.flower.supervision import ANNOUNCE, Deaths, HelperWatch, Lost, of_this_service
 
 _LOOK = 1.0
 """Seconds between two looks at the processes."""
@@ -130,12 +138,14 @@ class ServerProcesses:
             self.watch.look()
 
     def stop(self) -> None:
-        """End everything: first the front, so that nodes are not refused by a server that is half gone."""
+        """End everything: first the front, so that nodes are not refused by a server that is half gone; last the runs,
+        which would ask for the SuperLink for ever, and hold their folders."""
         for program in (self.front, self.link):
             if program:
                 program.stop()
         if self.watch:
             self.watch.stop()
+        end_all(str(self._announced), at_once=True, variable=ANNOUNCE)
 
     def restarts(self) -> dict[str, int]:
         """How often each process was started again."""

@@ -26,7 +26,7 @@ from fedalloy.flower.node_registry import identity_of
 from fedalloy.flower.operations import answers, found, front_answers
 from fedalloy.flower.pki import expires
 from fedalloy.flower.programs import alive
-from fedalloy.flower.progress import Progress, is_paused, progress
+from fedalloy.flower.progress import WAITING, Progress, is_paused, progress
 
 SILENT = 30.0
 """Seconds without a request after which a node that Flower counts as connected is called silent: it asks for work every
@@ -37,6 +37,8 @@ _SHORT_OF_DISK = 1.0
 """Gigabytes of free disk below which it is a warning."""
 UNREADABLE = "unreadable"
 """The state of a run whose files are damaged."""
+BROKEN = ("failed", "interrupted")
+"""The states of a run that broke off."""
 _LATELY = 300.0
 """Seconds for which a key that is not admitted, and two processes with one key, are a warning."""
 OK, WARNING, CRITICAL = 0, 1, 2
@@ -152,7 +154,8 @@ def unknown(why: str) -> dict[str, Any]:
 
 def look(folder: Path, now: float | None = None) -> Overview:
     """The server and the runs that belong to a folder: a server's folder, a federation, or a run on a federation. For a
-    server these are the unfinished and the paused runs, or the newest one if there are none."""
+    server these are the unfinished and the paused runs, or the newest one if there are none, and those beside them that
+    broke off."""
     at = time.time() if now is None else now
     place = _server_folder(folder)
     run = folder if is_run(folder) else folder.parent if is_run(folder.parent) and place else None
@@ -181,14 +184,26 @@ def _server_folder(folder: Path) -> Path | None:
 
 def _run_folders(server: Server) -> list[Path]:
     """The folders of the unfinished and the paused runs, which may be older than one that has ended; else of the newest
-    one."""
-    known = [one for one in server.runs if one.folder and is_run(one.folder)]
-    unfinished = [one for one in known if not one.over or (one.folder and _waits(one.folder))]
-    return list(dict.fromkeys(one.folder for one in unfinished or known[:1] if one.folder))
+    one. And of runs that broke off beside these: a study that goes on must not hide that another one does not."""
+    sessions: dict[Path, list[RunEntry]] = {}
+    for one in server.runs:
+        if one.folder and is_run(one.folder):
+            sessions.setdefault(one.folder, []).append(one)
+    states = {folder: _state(folder) for folder in sessions}
+    going = [run for run in sessions if states[run] == "paused" or not all(one.over for one in sessions[run])]
+    shown = going or list(sessions)[:1]
+    begun = min((one.begun or 0.0 for run in shown for one in sessions[run]), default=0.0)
+    broken = (run for run in sessions if states[run] in BROKEN and (sessions[run][0].since or 0.0) >= begun)
+    return list(dict.fromkeys((*shown, *broken)))
 
 
-def _waits(folder: Path) -> bool:
-    return is_paused(folder, str(read_status(folder)["state"]))
+def _state(folder: Path) -> str:
+    """The state of a run; it is :func:`progress` that says why one cannot be read."""
+    try:
+        state = str(read_status(folder)["state"])
+    except (FedalloyError, OSError):
+        return UNREADABLE
+    return "paused" if is_paused(folder, state) else state
 
 
 def _look_at(folder: Path, now: float) -> Server:
@@ -304,10 +319,12 @@ def _about_runs(runs: tuple[Progress, ...]) -> list[Finding]:
     for run in runs:
         if run.state == UNREADABLE:
             found.append(Finding(CRITICAL, f"the run in {run.folder} cannot be read: {run.reason}"))
-        elif run.state in ("failed", "interrupted"):
+        elif run.state in BROKEN:
             why = f": {run.reason}" if run.reason else ""
             found.append(Finding(CRITICAL, f"the run in {run.folder} is {run.state} after round {run.round}{why}"))
         elif run.state == "running" and run.missing:
             absent = ", ".join(f"{one.name} ({one.reason})" for one in run.missing)
-            found.append(Finding(WARNING, f"round {run.round} went on without {absent}"))
+            found.append(Finding(WARNING, f"round {run.round} of the run in {run.folder} went on without {absent}"))
+        if run.state == "running" and run.news.startswith(WAITING):
+            found.append(Finding(WARNING, f"the run in {run.folder} has no next round yet: {run.news}"))
     return found

@@ -83,7 +83,7 @@ class Study:
         """The unfinished session of this study on the server."""
         place = self.folder.absolute()
         known = [one for one in run_entries(self.cli.place) if one.folder == place and one.number not in over]
-        active = next((one for one in known if not one.over), None)
+        active = next((one for one in known if not one.over and not one.restored), None)
         if active is None:
             return None
         kept = place / WANTED
