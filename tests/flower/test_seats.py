@@ -292,7 +292,7 @@ def test_who_is_online_is_read_in_flowers_database_without_starting_a_program(tm
     write_federation(tmp_path / "fed", FederationPlan(names))
     local = LocalFederation.of(tmp_path / "fed")
     records = Records(local.server)
-    for name, state, until in (("west", "online", 40.0), ("north", "online", -5.0), ("eastern", "offline", 40.0)):
+    for name, state, until in (("west", "online", 1e6), ("north", "online", -5.0), ("eastern", "offline", 1e6)):
         records.node(name, state, until)
     local.node_ids = {one.name: one.number for one in entries(local.server)}
     assert [name for name in names if local._online((name,))] == ["west"], "north was silent for too long"
