@@ -26,8 +26,10 @@ demo: $(PACKAGE)  ## Compare algorithms on the embedded digits and leave demo/re
 	@$(BIN)/fedalloy compare recipes/demo.toml -o runs/demo
 	@$(BIN)/fedalloy report runs/demo -o demo/report.html
 
-# One thread per process: the workers share the cores, and small tensors gain nothing from threads.
-test: lint browser  ## Lint, type check, then all tests and doctests in random order
+# A browser is fetched and unpacked while the types are checked. Then one thread per process: the workers share the
+# cores, and small tensors gain nothing from threads.
+test: $(DEV)  ## Lint, type check, then all tests and doctests in random order
+	@$(MAKE) -j2 lint browser
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # Each takes longer than the five minutes after which pytest shows where a test is.

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +17,7 @@ from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.testing import SmallTask, small_task, specimen
 from fedalloy.testing.comparing import broken, differences
 from fedalloy.testing.engines import TOLERANCE
+from tests.cli.lines import Nursery
 
 ROUNDS = 3
 # What the issue that built the weightings promised by name.
@@ -98,10 +95,9 @@ def test_the_comparison_sees_a_difference(task: SmallTask):
     assert list(differences(left, right, TOLERANCE))
 
 
-def test_the_command_line_names_every_promised_method(root: Path):
-    env = {**os.environ, "PYTHONPATH": str(root / "src")}
-    command = [sys.executable, "-m", "fedalloy", "list", "algorithms", "--json"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    listed = json.loads(done.stdout)["algorithms"]
+def test_the_command_line_names_every_promised_method(cli: Nursery):
+    done = cli.run("list", "algorithms", "--json")
+    assert done.code == 0, done.err
+    listed = json.loads(done.out)["algorithms"]
     assert set(listed) >= PROMISED
     assert all(listed[name].strip() for name in PROMISED)

@@ -99,7 +99,10 @@ def test_plain_descent_pays_for_neither_begin_nor_end(monkeypatch):
 
 def test_plain_evaluation_asks_nobody_for_samples(monkeypatch):
     monkeypatch.setattr("fedalloy.experiment.trained.synthetic_set", lambda *_: pytest.fail("asked"))
-    fit(algorithms.fedavg(batch_size=3), small_task(), rounds=1)
+    (row,) = fit(algorithms.fedavg(batch_size=3), small_task(), rounds=1).rounds()
+    assert row["evaluation"]["accuracy"]["mean"] > 0
+    with pytest.raises(pytest.fail.Exception, match="asked"):
+        fit(algorithms.fedevg(per_class=2), small_task(), rounds=1)
 
 
 @dataclass(frozen=True)

@@ -97,10 +97,6 @@ def test_a_room_without_checks():
 # ---------------------------------------------------------------------------------------------- engines
 
 
-def test_the_loop_passes():
-    assert check_engine(Loop()) == []
-
-
 CAUGHT_BY = {
     "key_by_slot": ("fedavg", "dropout", "wire with memory", "wavering steps"),
     "forgotten_mask": ("weight decay", "momentum", "adam", "fedprox"),

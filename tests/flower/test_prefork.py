@@ -21,7 +21,7 @@ import flwr
 from flwr.app import ConfigRecord, RecordDict
 
 import fedalloy
-from fedalloy.flower import compatibility, prefork
+from fedalloy.flower import compatibility, prefork, programs
 from fedalloy.flower.compatibility import PREFORK, differences
 from fedalloy.flower.config import QUIET, NodeConfig
 from fedalloy.flower.prefork.fallback import Fallback
@@ -99,6 +99,12 @@ class TestWhichFlower:
             assert way.command("flower-superlink")[-2:] == ["fedalloy.flower.prefork", "flower-superlink"]
             path = way.environment(tmp_path)["PATH"]
             assert shutil.which("flower-superexec", path=path) == str(tmp_path / "bin" / "flower-superexec")
+
+    def test_where_every_order_is_a_process_orders_are_asked_for_less_often(self, tmp_path):
+        asked = [
+            programs.environment(way, tmp_path)["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] for way in (Fallback(), Prefork())
+        ]
+        assert asked == ["0.5", "0.1"]
 
 
 REPLACED = """

@@ -21,13 +21,16 @@ from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower import admission
 from fedalloy.flower.database import entries
 from fedalloy.flower.engine import FederationError
+from fedalloy.flower.flwr_cli import FlwrCli
 from fedalloy.flower.layout import ServerPlace
+from fedalloy.flower.local import LocalFederation
 from fedalloy.flower.members import add, replace_key
 from fedalloy.flower.node_registry import Node, NodeRegistry, Seat, identity_of
 from fedalloy.flower.pki import make_node_key, public_half
 from fedalloy.flower.programs import SEATS
 from fedalloy.flower.project_templates import FederationPlan, write_federation
 from tests.flower.fake import FakeNode, federation, play, recipe_file
+from tests.flower.server_records import Records
 
 pytestmark = pytest.mark.flower
 TWO = {"minimum": 2, "deadline": 20.0}
@@ -280,3 +283,18 @@ def test_seats_come_from_the_server_and_a_broken_file_lets_nobody_in(tmp_path, m
     (tmp_path / "seats.json").write_text("[1]")
     with pytest.raises(SpecError, match="writes it again"):
         admission.read_seats()
+
+
+def test_who_is_online_is_read_in_flowers_database_without_starting_a_program(tmp_path, monkeypatch):
+    """Flower's commands take seconds of a core, and this is asked again and again while a federation starts."""
+    monkeypatch.setattr(FlwrCli, "ask", lambda *_: pytest.fail("a program was started"))
+    names = ("west", "north", "eastern")
+    write_federation(tmp_path / "fed", FederationPlan(names))
+    local = LocalFederation.of(tmp_path / "fed")
+    records = Records(local.server)
+    for name, state, until in (("west", "online", 1e6), ("north", "online", -5.0), ("eastern", "offline", 1e6)):
+        records.node(name, state, until)
+    local.node_ids = {one.name: one.number for one in entries(local.server)}
+    assert [name for name in names if local._online((name,))] == ["west"], "north was silent for too long"
+    assert not local._online(names)
+    assert local._status("eastern") == "offline"

@@ -1,4 +1,4 @@
-"""Commands to a server by Flower's command line ``flwr``: list nodes, start a run, follow it and end it."""
+"""Commands to a server by Flower's command line ``flwr``: start a run, follow it and end it."""
 
 from __future__ import annotations
 
@@ -53,12 +53,6 @@ class FlwrCli:
         if code:
             raise self._failure(arguments, {}, said)
         return said
-
-    def nodes(self) -> dict[str, dict[str, Any]]:
-        """Every admitted node by its id: its ``status`` (registered, online, offline) and since when
-        (``online-at``)."""
-        found = self.ask("supernode", "list", CONNECTION)["nodes"]
-        return {one["node-id"]: one for one in found if one["status"] != "unregistered"}
 
     def runs(self) -> list[dict[str, Any]]:
         """All runs of the server, newest first."""

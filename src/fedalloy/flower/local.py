@@ -15,7 +15,8 @@ from fedalloy.experiment.records import atomic
 from fedalloy.flower import prefork, programs
 from fedalloy.flower.admission import admit
 from fedalloy.flower.bundle import bundle_hash
-from fedalloy.flower.flwr_cli import ASK, FlwrCli, SubmittedRun
+from fedalloy.flower.database import entries
+from fedalloy.flower.flwr_cli import FlwrCli, SubmittedRun
 from fedalloy.flower.knock import keep_number
 from fedalloy.flower.layout import RUNNING, NodePlace, ServerPlace
 from fedalloy.flower.operations import answers, front_answers
@@ -118,7 +119,7 @@ class LocalFederation:
         to a minute, and refuses a second one with the same key: this waits until then."""
         if self.server.secure:
             noticed = f"the server noticed that {name} is gone"
-            wait_until(lambda: self._status(name) != "online", noticed, self.startup, poll=ASK)
+            wait_until(lambda: self._status(name) != "online", noticed, self.startup)
         self._launch_node(name)
         self.wait_online(name)
 
@@ -136,7 +137,7 @@ class LocalFederation:
     def wait_online(self, *names: str) -> None:
         """Return when these nodes are online."""
         needed = [self.programs[name] for name in ("server", *names)]
-        wait_until(lambda: self._online(names), f"{', '.join(names)} went online", self.startup, needed, ASK)
+        wait_until(lambda: self._online(names), f"{', '.join(names)} went online", self.startup, needed)
 
     def look_after(self, say: Callable[[str], None]) -> None:
         """Start again what died of the nodes, and Flower's helpers; the end of the server is an error."""
@@ -252,13 +253,13 @@ class LocalFederation:
 
     def _online(self, names: tuple[str, ...]) -> bool:
         """Whether the nodes are online; without authentication they have no names, and are only counted."""
-        online = {node for node, one in self.cli.nodes().items() if one["status"] == "online"}
+        online = {one.number for one in entries(self.server) if one.status == "online"}
         if not self.server.secure:
             return len(online) >= sum(self.programs[name].running for name in self.nodes if name in self.programs)
         return online >= {self.node_ids[name] for name in names}
 
     def _status(self, name: str) -> str:
-        return str(self.cli.nodes()[self.node_ids[name]]["status"])
+        return next(one.status for one in entries(self.server) if one.number == self.node_ids[name])
 
 
 def _port_taken(program: Program) -> bool:

@@ -6,10 +6,8 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,44 +18,32 @@ from fedalloy.core.protocols import ClientStore
 from fedalloy.experiment.records.folder import RunFolder
 from fedalloy.experiment.records.segments import encode
 from fedalloy.experiment.records.store import read_store
-from tests.experiment.records import nursery
+from tests.cli.lines import Nursery
+from tests.experiment.records import writing
 
 STREAMS = ("rounds", "clients", "timings")
 
 
-class Nursery:
-    """Starts writers in another process and kills them."""
+class Writers:
+    """Starts writers in processes of their own and kills them, one at a time."""
 
-    def __init__(self) -> None:
-        source = Path(nursery.__file__).resolve().parents[3] / "src"
-        command = [sys.executable, "-W", "ignore", nursery.__file__]
-        env = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+    def __init__(self, cli: Nursery, root: Path) -> None:
+        self.cli, self.begin = cli, f"import sys; sys.path.insert(0, {str(root)!r})\n"
+        self.begin += "from pathlib import Path\nfrom tests.experiment.records.writing import write_run\n"
 
     def start(self, folder: Path, kind: str = "memory") -> int:
-        return int(self._ask(f"{kind} {folder}"))
+        self.child = self.cli.start(code=f"{self.begin}write_run({kind!r}, Path({str(folder)!r}))")
+        return self.child[0]
 
     def wait(self) -> None:
-        assert self._ask("") == "gone\n"
+        done = self.cli.wait(self.child)
+        assert done.code == 0, done.err
 
     def kill(self, pid: int) -> None:
+        """The number belongs to this writer until it is waited for, dead or alive."""
         os.kill(pid, signal.SIGKILL)
-        self.wait()
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
-
-    def _ask(self, line: str) -> str:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(f"{line}\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline()
+        done = self.cli.wait(self.child)
+        assert done.code in (0, -signal.SIGKILL), done.err
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
@@ -72,15 +58,13 @@ def wait_for_round(folder: RunFolder, goal: int) -> None:
     wait_until(lambda: goal == 0 or any(int(path.stem[6:]) >= goal for path in folder.path.glob("checkpoints/round-*")))
 
 
-@pytest.fixture(scope="module")
-def writers() -> Iterator[Nursery]:
-    nursery_process = Nursery()
-    yield nursery_process
-    nursery_process.close()
+@pytest.fixture
+def writers(cli: Nursery, root: Path) -> Writers:
+    return Writers(cli, root)
 
 
 def fresh(path: Path) -> RunFolder:
-    return RunFolder.create(path, {"run": {"rounds": nursery.ROUNDS}}, {})
+    return RunFolder.create(path, {"run": {"rounds": writing.ROUNDS}}, {})
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -101,7 +85,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     paths = {kind: tmp_path_factory.mktemp("run") / kind for kind in ("memory", "disk")}
     for kind, path in paths.items():
         fresh(path)
-        nursery.write_run(kind, path)
+        writing.write_run(kind, path)
     return paths
 
 
@@ -117,7 +101,7 @@ def check_states(store: ClientStore, round: int) -> None:
     found = store.get(range(11))
     assert {client: int(mine["solver"]["seen"]) for client, mine in found.items()} == expected_states(round)
     for client, seen in expected_states(round).items():
-        assert torch.equal(found[client]["solver"]["model"], nursery.client_after(seen)["solver"]["model"])
+        assert torch.equal(found[client]["solver"]["model"], writing.client_after(seen)["solver"]["model"])
 
 
 def check_prefix(folder: RunFolder, whole: Path, kind: str) -> int:
@@ -125,7 +109,7 @@ def check_prefix(folder: RunFolder, whole: Path, kind: str) -> int:
     with folder.lock():
         last = folder.latest(report=pytest.fail)
         folder.rewind(last)
-        store = nursery.make_store(kind, folder)
+        store = writing.make_store(kind, folder)
         store.restore(last.round if last else 0, last.clients if last else {})
     done = last.round if last else 0
     check_states(store, done)
@@ -133,31 +117,31 @@ def check_prefix(folder: RunFolder, whole: Path, kind: str) -> int:
         lines = (whole / f"{name}.jsonl").read_bytes().splitlines(keepends=True)[:done]
         assert (folder.path / f"{name}.jsonl").read_bytes() == b"".join(lines)
     if last is not None:
-        assert bool((last.server["params"]["w"] == nursery.server_after(done)["params"]["w"]).all())
+        assert bool((last.server["params"]["w"] == writing.server_after(done)["params"]["w"]).all())
     assert not list(folder.path.rglob(".*"))
     return done
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 def test_killed_at_random_moments_it_ends_in_the_same_files(
-    tmp_path: Path, writers: Nursery, undisturbed: dict[str, Path], kind: str
+    tmp_path: Path, writers: Writers, undisturbed: dict[str, Path], kind: str
 ) -> None:
     folder, chance, reached = fresh(tmp_path / "killed"), random.Random(4), [0]
     for _ in range(12):
         pid = writers.start(folder.path, kind)
-        wait_for_round(folder, min(reached[-1] + chance.randrange(20), nursery.ROUNDS))
+        wait_for_round(folder, min(reached[-1] + chance.randrange(20), writing.ROUNDS))
         time.sleep(chance.uniform(0, 0.005))
         writers.kill(pid)
         reached.append(check_prefix(folder, undisturbed[kind], kind))
         assert reached[-1] >= reached[-2]
-    assert len({*reached} - {0, nursery.ROUNDS}) > 0, "no writer was killed in the middle of its work"
+    assert len({*reached} - {0, writing.ROUNDS}) > 0, "no writer was killed in the middle of its work"
     writers.start(folder.path, kind)
     writers.wait()
     assert contents(folder.path) == contents(undisturbed[kind])
     assert (kind == "disk") == folder.clients.is_dir()
 
 
-def test_the_lock_is_refused_while_held_and_free_after_a_kill(tmp_path: Path, writers: Nursery) -> None:
+def test_the_lock_is_refused_while_held_and_free_after_a_kill(tmp_path: Path, writers: Writers) -> None:
     folder = fresh(tmp_path / "busy")
     os.mkfifo(tmp_path / "gate")
     # The writer blocks while it holds the lock: its first stream is a pipe that nobody reads.
@@ -177,4 +161,4 @@ def test_the_lock_is_refused_while_held_and_free_after_a_kill(tmp_path: Path, wr
 
 def test_the_status_tells_how_it_ended(undisturbed: dict[str, Path]) -> None:
     status = json.loads((undisturbed["memory"] / "status.json").read_text())
-    assert status == {"state": "finished", "round": nursery.ROUNDS, "reason": ""}
+    assert status == {"state": "finished", "round": writing.ROUNDS, "reason": ""}

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from flwr.app import RecordDict
 
 
+_SELDOM = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
+"""A process for an order takes seconds to start; asking for orders ten times a second would take a tenth of a core of
+an idle server, and as much of an idle node."""
+
+
 @dataclass(frozen=True)
 class Fallback:
     """A launcher that does not change Flower."""
@@ -27,7 +32,7 @@ class Fallback:
 
     def environment(self, home: Path) -> dict[str, str]:
         """A ``PATH`` on which Flower finds its program for starting processes as one that announces itself."""
-        return {"PATH": search_path(write_stand_in(home / "bin")), SWITCH: OFF}
+        return {"PATH": search_path(write_stand_in(home / "bin")), SWITCH: OFF, **_SELDOM}
 
     def flwr(self, environment: Mapping[str, str]) -> FlwrProcess:
         """A process for every command."""

@@ -1,14 +1,8 @@
-"""Children to be killed: ``python nursery.py`` imports once, then forks a writer for every line on its input, which
-names a kind of store and a folder, and prints the writer's process id; at the next line it waits for the writer and
-says so. Not a test itself.
-
-A writer does what the driver does: takes the lock, goes back to the last good checkpoint, and continues.
-"""
+"""What writers do that tests kill: what the driver does. One takes the lock, goes back to the last good checkpoint, and
+continues. Not a test itself."""
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,21 +56,3 @@ def write_run(kind: str, path: Path, rounds: int = ROUNDS) -> None:
             elif round % 2:
                 folder.flush()  # so that a kill finds rows beyond the checkpoint on disk
         folder.set_status("finished", rounds)
-
-
-def main() -> None:
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            kind, _, path = line.strip().partition(" ")
-            write_run(kind, Path(path))
-            os._exit(0)
-        print(child, flush=True)
-        # Not before being told: until then the id belongs to this writer and no other, dead or alive.
-        sys.stdin.readline()
-        os.waitpid(child, 0)
-        print("gone", flush=True)
-
-
-if __name__ == "__main__":
-    main()
