@@ -24,6 +24,7 @@ from benchmarks.accounting import Accountant
 from fedalloy.experiment.recipe import Recipe, parse
 from fedalloy.experiment.records.reading import is_run, read_run
 from fedalloy.experiment.records.scalars import seconds_of
+from fedalloy.flower.database import entries
 from fedalloy.flower.local import LocalFederation
 from fedalloy.flower.programs import TOKEN, wait_until
 from fedalloy.flower.project_templates import FederationPlan, numbered, write_federation
@@ -118,7 +119,7 @@ def _echoes(federation: LocalFederation) -> subprocess.Popen[bytes]:
 
 
 def _online(federation: LocalFederation) -> int:
-    return sum(one["status"] == "online" for one in federation.cli.nodes().values())
+    return sum(one.status == "online" for one in entries(federation.server))
 
 
 def _round(folder: Path) -> int:
