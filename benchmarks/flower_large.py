@@ -51,7 +51,7 @@ def recipe(nodes: int, parameters: float, rounds: int, contributions_mb: float =
 
 def measure(chosen: Recipe, megabytes: float, place: Path) -> dict[str, Any]:
     """A run on a federation of its own, from the end of its first round on."""
-    nodes, rounds = chosen.partition.clients, chosen.run.rounds - 1
+    nodes, rounds = chosen.partition.clients or 0, chosen.run.rounds - 1
     write_federation(place / "fed", FederationPlan(numbered(nodes)))
     with LocalFederation.of(place / "fed", startup=600.0) as federation:
         names = ("server", "front", *federation.nodes)

@@ -97,7 +97,7 @@ def measure(nodes: int, megabytes: float, rounds: int, place: Path) -> Cell:
             wait_until(lambda: _round(place / "run") > rounds, "the last round ended", LIMIT, poll=0.5)
         run.stop()
     finally:
-        if echoes:
+        if echoes is not None:
             echoes.kill()
             echoes.wait()
         federation.stop()

@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import torch
@@ -101,7 +101,7 @@ def by_grad_scaler(module: nn.Module, data: Dataset, device: str) -> tuple[dict[
     return mean, skipped
 
 
-def half_precision(precision: str, engine: Engine, at_once: int, device: str) -> dict[str, Any]:
+def half_precision(precision: Literal["bf16", "fp16"], engine: Engine, at_once: int, device: str) -> dict[str, Any]:
     """A round in half precision against torch's scaler (fp16) or the loop engine (bf16), client by client, relative to
     the client's update."""
     data, module = scaled_data(), network()
@@ -136,8 +136,9 @@ def main() -> None:
     asked = parser.parse_args()
     report, device = Report(asked.out, asked.minutes), "cpu" if asked.tiny else "cuda"
     engines = {"loop": (Loop(), 8), "streams": (Batched(kernel="mapped"), 8), "vmap": (Batched(kernel="mapped"), 0)}
+    half: tuple[Literal["fp16", "bf16"], ...] = ("fp16", "bf16")
     with mock.patch.object(descent, "_check_precision") if asked.tiny else nullcontext():
-        for (kind, (engine, at_once)), precision in product(engines.items(), ("fp16", "bf16")):
+        for (kind, (engine, at_once)), precision in product(engines.items(), half):
             report.attempt(f"{precision}, {kind}", partial(half_precision, precision, engine, at_once, device))
     # MLP is made from a frame, and such a machine has no pandas.
     names = [name for name in BUILDERS if name != "MLP"]

@@ -34,6 +34,7 @@ from fedalloy.algorithms import fedavg, fedprox, named, scaffold
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.keys import Key
 from fedalloy.core.native import draws
+from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.kernels import client_graphs, conv_graphs, cuda_graphs, tracing
 from fedalloy.engines.loop import Loop
@@ -82,7 +83,8 @@ def convolutional(precision: str) -> None:
     best = "fused" if TINY else "best"
 
     def timed_as(label: str, kernel: str = best, *, profile: bool = False) -> None:
-        engine = Batched(precision=precision, kernel=kernel)  # type: ignore[arg-type]
+        given: dict[str, Any] = {"precision": precision, "kernel": kernel}
+        engine = Batched(**given)
         measure("cnn", f"{precision} {label}", fed, engine, rounds, profile=profile)
 
     timed_as("best", profile=True)
@@ -107,7 +109,7 @@ def changed(owner: Any, name: str, value: Any) -> Iterator[None]:
 def errors() -> None:
     """Updates against float64, before and after."""
     update_errors(cnn_federation(), {
-        f"{precision} {kernel}": Batched(precision=precision, kernel=kernel)  # type: ignore[arg-type]
+        f"{precision} {kernel}": Batched(precision=precision, kernel=kernel)
         for precision in ("tf32", "bf16", "float32") for kernel in ("mapped", "best")
     })  # fmt: skip
 
@@ -288,7 +290,7 @@ tracing.warn_uncompiled = conv_graphs.warn_uncompiled = cuda_graphs.warn_uncompi
 def only_compile() -> None:
     """Fill the compiler's cache: end before the first round of clients one after another."""
 
-    def stop(*_: Any) -> Any:
+    def stop(lanes: list[client_graphs.Lane], training: BlockTraining) -> TrainingResult:
         raise SystemExit(0)
 
     client_graphs.run = stop

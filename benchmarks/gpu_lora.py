@@ -27,7 +27,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import torch
@@ -103,7 +103,9 @@ def sequences(shape: Shape) -> Dataset:
     return Dataset(x, torch.where(real, tokens, IGNORED), shape.words, owner)
 
 
-def task_of(shape: Shape, module: Any, data: Dataset, dtype: str = "float32") -> FederatedTask:
+def task_of(
+    shape: Shape, module: Any, data: Dataset, dtype: Literal["float32", "float64"] = "float32"
+) -> FederatedTask:
     """Every client's rows in their order, without a test part."""
     made = fedalloy.task(data, model=module, loss="next_token", kind="tokens", test_fraction=0.0, dtype=dtype)
     assert isinstance(made, FederatedTask)
@@ -145,7 +147,7 @@ def sequential(
 
 
 def ours(
-    task: FederatedTask, shape: Shape, engine: Engine, rounds: int, device: str, watch: Callable[[int], None] = id
+    task: FederatedTask, shape: Shape, engine: Engine, rounds: int, device: str, watch: Callable[[int], object] = id
 ) -> tuple[list[float], dict[str, Tensor], int]:
     """``fit``: seconds of every round but the first, the adapters after the last, and bytes that a client sends.
     ``watch`` is called with the number of rounds after each."""
@@ -230,7 +232,9 @@ def fallback_of(engine: Engine) -> str:
     return getattr(engine, "_unbatchable", "") or getattr(engine, "_uncaptured", "")
 
 
-def check_equal(shape: Shape, engine: Engine, device: str, dtype: str, at_once: int = 8) -> dict[str, Any]:
+def check_equal(
+    shape: Shape, engine: Engine, device: str, dtype: Literal["float32", "float64"], at_once: int = 8
+) -> dict[str, Any]:
     """How far the adapters of ``fit`` are from those of the loop by hand after one round without dropout, beside the
     length of the round's update."""
     still, exact = replace(shape, dropout=0.0), dtype == "float64"

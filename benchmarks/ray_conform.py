@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +267,8 @@ class Deadly(nn.Module):
             os._exit(3)
         if chosen and self.gate:
             _wait(lambda: not Path(self.gate).exists())
-        return self.layer(x.clamp(max=50))
+        scores: Tensor = self.layer(x.clamp(max=50))
+        return scores
 
 
 def deadly_task(folder: Path | None, deaths: int, gate: Path | str = "") -> Any:
@@ -409,11 +411,11 @@ def signals_leave_nobody(cluster: Cluster, folder: Path) -> list[str]:
         child = subprocess.Popen(
             line, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        _wait(lambda place=place, child=child: newest(place) > 0 or child.poll() is not None)
+        _wait(partial(_begun, place, child))
         started = _marked(marker)
         os.killpg(child.pid, number) if number == signal.SIGINT else child.send_signal(number)
         child.wait()
-        if not _wait(lambda marker=marker: not _marked(marker), fail=False):
+        if not _wait(partial(_gone, marker), fail=False):
             wrong.append(f"{number.name}: {len(_marked(marker))} of {len(started)} processes were left")
         if number != signal.SIGKILL and json.loads((place / "status.json").read_text())["state"] != "stopped":
             wrong.append(f"{number.name}: the run did not end as stopped")
@@ -468,6 +470,15 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def _begun(place: Path, child: subprocess.Popen[bytes]) -> bool:
+    """Whether a run has a checkpoint, or has ended."""
+    return newest(place) > 0 or child.poll() is not None
+
+
+def _gone(marker: str) -> bool:
+    return not _marked(marker)
 
 
 def _wait(condition: Callable[[], bool], seconds: float = PATIENCE, fail: bool = True) -> bool:

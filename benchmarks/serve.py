@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,16 @@ def serving(root: Path) -> Iterator[tuple[LiveServer, float]]:
     thread.join()
 
 
+def _indexed(server: LiveServer, _: Any) -> bool:
+    return len(server.watch.index("long")) == 10_000
+
+
 def opened(driver: Any, url: str, sign: str) -> float:
     """Milliseconds from the start of the navigation until the list or a curve is drawn."""
     driver.get("about:blank")
     driver.get(url)
-    return round(WebDriverWait(driver, 120, 0.02).until(lambda one: one.execute_script(sign)))
+    drawn: float = WebDriverWait(driver, 120, 0.02).until(lambda one: one.execute_script(sign))
+    return round(drawn)
 
 
 def long_run(driver: Any, root: Path) -> dict[str, Any]:
@@ -71,9 +77,7 @@ def long_run(driver: Any, root: Path) -> dict[str, Any]:
         with serving(root) as (server, _):
             measured[what] = opened(driver, f"{server.url}#run=long", CURVE)
             if what == "without_index_ms":
-                WebDriverWait(driver, 300, 0.1).until(
-                    lambda _, server=server: len(server.watch.index("long")) == 10_000
-                )
+                WebDriverWait(driver, 300, 0.1).until(partial(_indexed, server))
             else:
                 measured["again_ms"] = opened(driver, f"{server.url}#run=long", CURVE)
     return {"case": "10,000 rounds x 1000 clients", "records_mb": round(size / 1e6), "index_s": round(made, 1),

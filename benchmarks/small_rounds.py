@@ -51,8 +51,8 @@ class Limit:
     def __init__(self, load: Workload, task: FederatedTask, initial: Tree) -> None:
         self.load = load
         self.weight, self.bias = (initial[name].clone() for name in ("weight", "bias"))
-        self.x = task.train.x.reshape(load.clients, load.examples, -1)  # type: ignore[union-attr]
-        self.y = task.train.y.reshape(load.clients, load.examples)  # type: ignore[union-attr]
+        self.x = task.train.x.reshape(load.clients, load.examples, -1)
+        self.y = task.train.y.reshape(load.clients, load.examples)
         self.generator = torch.Generator().manual_seed(1)
 
     @torch.no_grad()

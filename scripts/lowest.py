@@ -20,7 +20,8 @@ def lowest(requirements: list[str], torch: str = "") -> list[str]:
     >>> lowest(["numpy>=1.26", "h11>=0.14,<1", "pandas-stubs"])
     ['numpy==1.26', 'h11==0.14']
     """
-    floors = dict(found.groups() for one in requirements if (found := _FLOOR.match(one)))
+    found = (_FLOOR.match(one) for one in requirements)
+    floors: dict[str, str] = {one[1]: one[2] for one in found if one}
     if torch:
         floors["torch"] = torch
     return [f"{name}=={version}" for name, version in floors.items()]
