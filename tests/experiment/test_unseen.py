@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 
 import pytest
 import torch
@@ -135,3 +136,44 @@ def test_a_run_that_goes_on_while_it_is_opened_is_looked_at_again(tmp_path, monk
     monkeypatch.setattr(reopening, "read_store", read)
     with RunFolder(tmp_path / "run").lock() if goes_on else pytest.raises(type(error)):
         assert reopen(tmp_path / "run").round == 2
+
+
+GENERATIVE = """
+[task]
+dataset = {kind = "digits", flat = false}
+model = "cvae_rows"
+classifier = "energy_mlp"
+
+[partition]
+kind = "dirichlet"
+alpha = 1.0
+clients = 5
+
+[algorithm]
+name = "fedcvae"
+batch_size = 64
+lr = 0.001
+
+[evaluate]
+every = 1
+classifier = {epochs = 60, per_class = 10}
+
+[engine]
+kind = "batched"
+threads = 1
+
+[run]
+rounds = 1
+"""
+
+
+def test_the_classifier_of_a_reopened_run_is_that_of_its_record(tmp_path):
+    """Another engine or number of threads rounds other sums, which many passes over few samples make a score of."""
+    ending, _ = resolve(parse(tomllib.loads(GENERATIVE))).run(tmp_path / "run")
+    expected, before = ending.trained.server_model(), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = reopen(tmp_path / "run").server_model()
+    finally:
+        torch.set_num_threads(before)
+    assert list(differences(found.params, expected.params)) == []

@@ -13,6 +13,7 @@ from fedalloy.core.protocols import ClientStore, Objective, Shared
 from fedalloy.core.types import State, Tree
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
+from fedalloy.experiment.machinery import Threads
 from fedalloy.experiment.round import Federation, client_states
 from fedalloy.methods.classifier import classifier_of, synthetic_set, train_classifier
 
@@ -65,7 +66,8 @@ class Trained:
         objective = classifier_of(fed.task)
         # Only this engine is worth it here: it replays a captured step where others would launch every kernel.
         engine = fed.engine if isinstance(fed.engine, Batched) else Loop()
-        return ServerModel(objective, *train_classifier(objective, *made, key, engine, settings))
+        with Threads(fed.config):  # for a run that was opened again: sums over other parts are rounded differently
+            return ServerModel(objective, *train_classifier(objective, *made, key, engine, settings))
 
     @property
     def at_once(self) -> int:

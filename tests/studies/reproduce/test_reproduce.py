@@ -283,6 +283,21 @@ def test_a_later_command_keeps_the_cells_that_it_did_not_run(place, measured, tm
     assert [(one.verdict, one.remarks[:1]) for one in told] == [("preliminary", ("evaluate.every = 2",))] * 2
 
 
+@pytest.mark.parametrize(
+    ("earlier", "later", "kept"),
+    [("x --case a", "x --case b", "x --case a\nx --case b"), ("x --case a", "x", "x"), ("x", "x --case b", "x")],
+)
+def test_a_later_command_that_reads_the_runs_of_an_earlier_one_keeps_its_name(earlier, later, kept):
+    """Runs lie in one folder, so the second command finds those of the first one and stores both."""
+    first = Measured("a", "fedavg", 0, "finished", 3, {"mean": 1 / 3})
+    second = replace(first, case="b", scores={})
+    old, new = Results("x", earlier, (first,)), Results("x", later, (first, second))
+    stored = replace(old, runs=(replace(first, scores={"mean": 0.333333}),))
+    assert merged(stored, new).command == kept
+    again = replace(new, runs=(replace(first, scores={"mean": 0.5}), second))
+    assert merged(stored, again).command == later, "none of the earlier runs is left"
+
+
 def test_runs_of_other_commands_are_gathered(place, measured, tmp_path):
     page, runs = tmp_path / "mine.md", tmp_path / "run.rounds=3"
     shutil.copytree(place / "runs" / "mine", runs)

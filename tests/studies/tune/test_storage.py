@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedalloy.experiment.recipe.tables import Recipe
 from fedalloy.experiment.records.lock import locked
 from fedalloy.studies.compare.jobs import Job
 from fedalloy.studies.tune.searching import Search
+from fedalloy.studies.tune.storage import optuna_library, storage_in
 from fedalloy.studies.tune.tuning import searches
 
 pytest.importorskip("optuna")
@@ -38,6 +40,32 @@ def test_a_kill_while_settings_are_drawn_changes_no_trial(tmp_path: Path) -> Non
     once_more = _one_search(tmp_path / "cut")
     found = [one.settings for one in once_more.waiting] + [once_more._ask().settings]
     assert found == expected[:2]
+
+
+def test_another_federation_is_searched_with_other_draws(tmp_path: Path) -> None:
+    """The recipe's own settings come first everywhere; after them a method is not unlucky on all federations alike."""
+    changes: dict[str, dict[str, Any]] = {
+        "same": {"run": {**RECIPE["run"], "rounds": 8}},
+        "split": {"partition": {**RECIPE["partition"], "alpha": 0.4}},
+        "model": {"task": {**RECIPE["task"], "model": {"kind": "mlp"}}},
+    }
+    own, *drawn = _drawn(tmp_path / "first", {})
+    found = {name: _drawn(tmp_path / name, change) for name, change in changes.items()}
+    assert all(one[0] == own for one in found.values())
+    assert found["same"][1:] == drawn
+    assert len({repr(one[1:]) for one in found.values()}) == 3
+
+
+def test_a_search_of_an_earlier_version_goes_on_with_its_draws(tmp_path: Path) -> None:
+    """Its file does not name the federation."""
+    old = _one_search(tmp_path / "old")
+    asked = old.study.user_attrs["asked"]
+    (tmp_path / "old" / "tuning" / "fedavg" / "search.log").unlink()
+    storage = storage_in(tmp_path / "old" / "tuning" / "fedavg")
+    study = optuna_library().create_study(storage=storage, study_name="fedavg", direction="maximize")
+    study.set_user_attr("asked", asked)
+    drawn = [_one_search(tmp_path / "old")._ask().settings for _ in range(2)]
+    assert drawn[1] == {"algorithm.server_lr": 0.113, "algorithm.lr": 0.0246}
 
 
 @pytest.mark.parametrize("noted", [False, True])
@@ -88,8 +116,15 @@ def test_a_second_session_is_refused(tmp_path: Path) -> None:
     assert len(fedalloy.tune(RECIPE, {"fedavg": "fedavg"}, tmp_path, **asked).tuned[0].tried) == 1
 
 
-def _one_search(folder: Path) -> Search:
-    return searches([("fedavg", parse({**RECIPE, "tune": {"trials": 9}}))], folder, _job, {})[0]
+def _one_search(folder: Path, changes: Mapping[str, Any] | None = None) -> Search:
+    recipe = parse({**RECIPE, **(changes or {}), "tune": {"trials": 9}})
+    return searches([("fedavg", recipe)], folder, _job, {})[0]
+
+
+def _drawn(folder: Path, changes: Mapping[str, Any]) -> list[Any]:
+    """The settings of the first three trials."""
+    search = _one_search(folder, changes)
+    return [search._ask().settings for _ in range(3)]
 
 
 def _job(recipe: Recipe, name: str, seed: int, folder: Path) -> Job:

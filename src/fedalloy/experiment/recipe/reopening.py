@@ -7,6 +7,7 @@ from pathlib import Path
 from fedalloy.core.errors import CheckpointError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ClientStore
+from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
 from fedalloy.experiment.machinery import make_engine
 from fedalloy.experiment.placement import on_device, placed
@@ -38,7 +39,9 @@ def reopen(folder: str | Path) -> Trained:
     task, root = placed(experiment.task(), config.device), Key.of(config.seed)
     engine = make_engine(config)
     # Where states lie in a folder of the engine's, only the engine can read them; it starts nothing for that.
-    reader = engine if engine.clients_keep_states and engine.data_at_hand else Loop()
+    # The engine that trains the server's classifier in the run trains it here too: another one rounds other sums.
+    reads = engine.clients_keep_states and engine.data_at_hand
+    reader = engine if reads or isinstance(engine, Batched) else Loop()
     fed = Federation(experiment.algorithm.bind(task, root), task, reader, config, root)
     return Trained(fed, on_device(saved.server, config.device), store, saved.round)
 

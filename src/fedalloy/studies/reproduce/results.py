@@ -93,20 +93,35 @@ def read_results(file: Path) -> Results:
 
 
 def merged(old: Results, new: Results) -> Results:
-    """All new runs, and the old ones of other cells; each keeps the settings that it was made with.
+    """All new runs, and the old ones of other cells; each keeps the settings that it was made with. The commands of
+    earlier runs are kept while any of these runs is left, also where a later command has read them again.
 
     A cell that was measured again keeps its place, because the first method of a case is the one to compare with.
     """
     cells = {(run.case, run.method) for run in new.runs}
     kept = [run for run in _with_changes(old) if (run.case, run.method) not in cells]
-    if not kept:
+    found = [_plain(run) for run in new.runs]
+    if not kept and not any(_plain(run) in found for run in old.runs):
         return new
     same = {path: value for path, value in new.settings.items() if old.settings.get(path) == value}
-    commands = dict.fromkeys([*old.command.splitlines(), *new.command.splitlines()])
+    commands = _commands([*old.command.splitlines(), *new.command.splitlines()])
     machines = "; ".join(dict.fromkeys([*old.machine.split("; "), *new.machine.split("; ")]))
     places = list(dict.fromkeys((run.case, run.method) for run in (*old.runs, *new.runs)))
     runs = sorted([*kept, *_with_changes(new)], key=lambda run: places.index((run.case, run.method)))
     return replace(new, runs=tuple(runs), settings=same, command="\n".join(commands), machine=machines)
+
+
+def _commands(lines: Sequence[str]) -> list[str]:
+    """Each command once, and none for a part of what another one runs.
+
+    >>> _commands(["fedalloy reproduce a --case b", "fedalloy reproduce c", "fedalloy reproduce a"])
+    ['fedalloy reproduce c', 'fedalloy reproduce a']
+    >>> len(_commands(["fedalloy reproduce a --case b", "fedalloy reproduce a --case b --case c"]))
+    2
+    """
+    once = list(dict.fromkeys(lines))
+    parts = [f"{line} --methods " for line in once] + [f"{line} --case " for line in once if " --case " not in line]
+    return [line for line in once if not line.startswith(tuple(parts))]
 
 
 def _with_changes(results: Results) -> list[Measured]:

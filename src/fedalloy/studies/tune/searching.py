@@ -185,6 +185,8 @@ class Search:
                 f"{self.folder} holds another search (its {' and its '.join(different)} differ), with scores that "
                 "cannot be compared with new ones: choose another folder, or delete this one"
             )
+        if "asked" not in study.user_attrs:
+            study.set_user_attr("federation", _federation(self.recipe))
         study.set_user_attr("asked", asked)
         return study
 
@@ -229,10 +231,14 @@ class Search:
             self.study.enqueue_trial(own)
 
     def _ask(self) -> OpenTrial:
-        """The next settings, drawn from the seed and the number of trials so far."""
+        """The next settings, drawn from the seed, the federation, the method and the number of trials so far: with the
+        same draws everywhere, a method that is unlucky on one federation would be so on all."""
         optuna = optuna_library()
         number = sum(one.state != optuna.trial.TrialState.FAIL for one in self.study.get_trials(deepcopy=False))
-        seed = int.from_bytes(hashlib.sha256(f"{self.table.seed} {self.name} {number}".encode()).digest()[:4])
+        told = [str(self.table.seed), self.name, str(number)]
+        if (federation := self.study.user_attrs.get("federation")) is not None:  # None: begun by an earlier version
+            told.append(federation)
+        seed = int.from_bytes(hashlib.sha256(" ".join(told).encode()).digest()[:4])
         self.study.sampler = (
             optuna.samplers.RandomSampler(seed)
             if self.table.sampler == "random"
@@ -336,6 +342,12 @@ def _scored_apart(recipe: Recipe, table: TuneTable) -> Recipe:
         settings["task.valid_fraction"] = table.valid_fraction
     made = changed(recipe, settings)
     return made.model_copy(update={"run": made.run.model_copy(update={"target": None, "patience": None})})
+
+
+def _federation(recipe: Recipe) -> str:
+    """What tells one federation from others: the recipe's tables of data, model and split, less what is default."""
+    tables = recipe.model_dump(include={"task", "partition"}, exclude_none=True, exclude_defaults=True)
+    return json.dumps(tables, sort_keys=True, default=repr)
 
 
 def _suggest(handle: optuna.Trial, path: str, where: Any) -> Any:
