@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 import fedalloy
 from fedalloy.core.errors import SpecError
@@ -207,6 +207,25 @@ class TestWaiting:
         assert rows[2]["unscored"] == {"1": "it was not waited for: 2 answers were enough"}
         with pytest.raises(SpecError, match="fraction must be above 0"):
             Flower(fraction=0.0)
+
+    def test_a_refusal_is_none_of_the_contributions_that_are_enough(self, tmp_path, monkeypatch):
+        """A node that refuses does so at once, before others have trained."""
+        grid, clock, begun = federation(tmp_path), FakeClock(), dict[str, float]()
+        (tmp_path / "policy.toml").write_text("max_parameters = 1\n")
+        grid.nodes[100].config["fedalloy-policy"] = str(tmp_path / "policy.toml")
+        at_once = grid._reply
+
+        def reply(message: Message) -> Message | None:
+            begin = begun.setdefault(message.metadata.message_id, clock.now)
+            trains = message.metadata.dst_node_id != 100 and message.metadata.message_type == "train"
+            return None if trains and clock.now < begin + 20 else at_once(message)
+
+        monkeypatch.setattr(grid, "_reply", reply)
+        recipe = recipe_file(tmp_path, engine={"minimum": 1, "fraction": 0.3, "deadline": 1000.0}, run={"rounds": 1})
+        play(recipe, tmp_path / "run", grid, clock)
+        (row,) = read_run(tmp_path / "run").rounds()
+        assert row["ids"] == [1, 2]
+        assert "more parameters than the policy" in row["dropped"]["0"]
 
 
 class TestIdentity:

@@ -15,7 +15,7 @@ from fedalloy.flower.node_registry import Node, NodeRegistry, connected
 from fedalloy.flower.protocol.header import LeavesLost, Malformed, Refused, Unwell, signed
 from fedalloy.flower.protocol.replies import Reply, read_reply
 from fedalloy.flower.protocol.tensor_messages import TensorMessage, sizes
-from fedalloy.flower.transport import Answer, Take, Transport, of_a_live_run
+from fedalloy.flower.transport import Answer, Take, Transport, every, of_a_live_run
 
 
 @dataclass
@@ -36,11 +36,11 @@ class Connection:
 
     def ask(
         self, orders: Mapping[int, TensorMessage], message_type: str, group: str, problems: dict[int, str],
-        full: Payload | None = None, enough: int | None = None, take: Take = lambda client, answer: None,
+        full: Payload | None = None, enough: int | None = None, take: Take = every,
     ) -> dict[int, Answer]:  # fmt: skip
         """The answers of the clients whose nodes gave one, or of the first that are ``enough``; all others are in
         ``problems``. A node that has lost its client's local leaves is sent the ``full`` parts and asked again.
-        ``take`` gets every client's answer when it arrives, and may empty it."""
+        ``take`` gets every client's answer when it arrives, may empty it, and says whether it is one of ``enough``."""
         answers = self._ask(orders, message_type, group, problems, enough, take)
         lost = [client for client, answer in answers.items() if full is not None and self._lost_leaves(answer)]
         if full is None or not lost:
@@ -56,7 +56,7 @@ class Connection:
 
     def _ask(
         self, orders: Mapping[int, TensorMessage], message_type: str, group: str, problems: dict[int, str],
-        enough: int | None = None, take: Take = lambda client, answer: None,
+        enough: int | None = None, take: Take = every,
     ) -> dict[int, Answer]:  # fmt: skip
         there = self._present()
         problems |= {client: self.registry.absence(client) for client in orders if client not in there}
