@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         check_usable(self.algorithm)
         rule = self.algorithm.weighting
         known = {weighted_by_key: "num_examples", **(metrics or {})}
+        self._average = partial(average, size=weighted_by_key)
         self._reader = ReplyReader(rule.requires, type(rule).__name__, known, arrayrecord_key, max_steps)
         # A custom weight need not be a number of examples.
         counted = all(theirs == "num-examples" for theirs, ours in self._reader.pairs if ours == "num_examples")
@@ -164,7 +166,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         self._model = replace(self._model, params=shared["params"], buffers=shared["buffers"])
         counted = [(client, contents[client]) for client in step.ids.tolist()]
         sizes = {client: contributions[client].stats["num_examples"] for client, _ in counted}
-        return self._model.record(), average([(_metrics(content), sizes[client]) for client, content in counted])
+        return self._model.record(), self._average([(_metrics(content), sizes[client]) for client, content in counted])
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -196,7 +198,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         if columns:
             self._ledger.scores({"round": server_round, "split": "test", "model": "global", "ids": [*sizes], **columns})
             self._row["evaluation"] = evaluation(columns)
-        return average([(_metrics(contents[client]), size) for client, size in sizes.items()])
+        return self._average([(_metrics(contents[client]), size) for client, size in sizes.items()])
 
     # All rounds.
 
