@@ -229,6 +229,17 @@ class TestWaiting:
 
 
 class TestIdentity:
+    def test_a_node_that_does_not_say_who_it_is_holds_up_no_round(self, tmp_path):
+        """It is waited for at the beginning; later a moment, and not in every round. It may come late."""
+        grid, said, clock = federation(tmp_path), list[tuple[float, str]](), FakeClock()
+        grid.nodes[102].answers = False
+        clock.on_sleep = lambda now: setattr(grid.nodes[102], "answers", now > 1010)
+        recipe = recipe_file(tmp_path, engine={"minimum": 1, "deadline": 1000.0}, run={"rounds": 2})
+        play(recipe, tmp_path / "run", grid, clock, lambda text: said.append((clock.now, text)))
+        assert clock.now <= 1030
+        assert sum("did not say who it is: no answer within 1000 s" in text for _, text in said) == 1
+        assert [row["ids"] for row in read_run(tmp_path / "run").rounds()] == [[0, 1]] * 2
+
     def test_a_second_claimant_is_refused_even_while_the_first_is_away(self, tmp_path):
         grid = federation(tmp_path)
         recipe = recipe_file(tmp_path, engine=TWO_ARE_ENOUGH, run={"rounds": 2})
