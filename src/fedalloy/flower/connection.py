@@ -18,7 +18,7 @@ from fedalloy.flower.protocol.tensor_messages import TensorMessage, sizes
 from fedalloy.flower.transport import Answer, Take, Transport, every, of_a_live_run
 
 _HELLO = 30.0
-"""Seconds that a round waits for a new node to say who it is, if there are others to go on with."""
+"""Seconds that a round waits for a new node to say who it is, if there are others to continue with."""
 _AGAIN = 300.0
 """Seconds until one that did not say it is asked again: it hangs, or another study keeps it busy."""
 

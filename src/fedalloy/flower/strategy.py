@@ -97,7 +97,6 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         check_usable(self.algorithm)
         rule = self.algorithm.weighting
         known = {weighted_by_key: "num_examples", **(metrics or {})}
-        self._average = partial(average, size=weighted_by_key)
         self._reader = ReplyReader(rule.requires, type(rule).__name__, known, arrayrecord_key, max_steps)
         # A custom weight need not be a number of examples.
         counted = all(theirs == "num-examples" for theirs, ours in self._reader.pairs if ours == "num_examples")
@@ -107,7 +106,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         self._population, self._wait, self._poll = population, wait, poll
         self._folder, self._seed, self._max_norm = Path(folder) if folder else None, seed, max_norm
         self._buffers, self._arrays_key, self._config_key = buffers, arrayrecord_key, configrecord_key
-        self._ledger = Ledger()
+        self._ledger, self._average = Ledger(), partial(average, size=weighted_by_key)
         self._registry: NodeRegistry | None = None
         self._state: ServerState | None = None
         self._model: SentModel | None = None
