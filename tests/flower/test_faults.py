@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 import fedalloy
 from fedalloy.core.errors import SpecError
@@ -208,8 +208,38 @@ class TestWaiting:
         with pytest.raises(SpecError, match="fraction must be above 0"):
             Flower(fraction=0.0)
 
+    def test_a_refusal_is_none_of_the_contributions_that_are_enough(self, tmp_path, monkeypatch):
+        """A node that refuses does so at once, before others have trained."""
+        grid, clock, begun = federation(tmp_path), FakeClock(), dict[str, float]()
+        (tmp_path / "policy.toml").write_text("max_parameters = 1\n")
+        grid.nodes[100].config["fedalloy-policy"] = str(tmp_path / "policy.toml")
+        at_once = grid._reply
+
+        def reply(message: Message) -> Message | None:
+            begin = begun.setdefault(message.metadata.message_id, clock.now)
+            trains = message.metadata.dst_node_id != 100 and message.metadata.message_type == "train"
+            return None if trains and clock.now < begin + 20 else at_once(message)
+
+        monkeypatch.setattr(grid, "_reply", reply)
+        recipe = recipe_file(tmp_path, engine={"minimum": 1, "fraction": 0.3, "deadline": 1000.0}, run={"rounds": 1})
+        play(recipe, tmp_path / "run", grid, clock)
+        (row,) = read_run(tmp_path / "run").rounds()
+        assert row["ids"] == [1, 2]
+        assert "more parameters than the policy" in row["dropped"]["0"]
+
 
 class TestIdentity:
+    def test_a_node_that_does_not_say_who_it_is_holds_up_no_round(self, tmp_path):
+        """It is waited for at the beginning; later a moment, and not in every round. It may come late."""
+        grid, said, clock = federation(tmp_path), list[tuple[float, str]](), FakeClock()
+        grid.nodes[102].answers = False
+        clock.on_sleep = lambda now: setattr(grid.nodes[102], "answers", now > 1010)
+        recipe = recipe_file(tmp_path, engine={"minimum": 1, "deadline": 1000.0}, run={"rounds": 2})
+        play(recipe, tmp_path / "run", grid, clock, lambda text: said.append((clock.now, text)))
+        assert clock.now <= 1030
+        assert sum("did not say who it is: no answer within 1000 s" in text for _, text in said) == 1
+        assert [row["ids"] for row in read_run(tmp_path / "run").rounds()] == [[0, 1]] * 2
+
     def test_a_second_claimant_is_refused_even_while_the_first_is_away(self, tmp_path):
         grid = federation(tmp_path)
         recipe = recipe_file(tmp_path, engine=TWO_ARE_ENOUGH, run={"rounds": 2})

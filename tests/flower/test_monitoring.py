@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,28 @@ def test_a_node_counts_what_was_asked_of_it_once(tmp_path):
     port = free_port()
     with serving(port, metrics):
         assert scraped(port)["fedalloy_node_orders_total", "refused", "train"] == 1
+
+
+def test_two_monitors_that_ask_at_once_count_nothing_twice(tmp_path, monkeypatch):
+    place = NodePlace.read(federation(tmp_path) / "nodes" / "north")
+    audit = Audit(place.config.store, clock=lambda: 1000.0)
+    for _ in range(3):
+        audit.note({"asked": "train", "status": "ok", "bytes": {}})
+    metrics = NodeMetrics(place, lambda: True)
+    second = threading.Thread(target=lambda: [*metrics()])
+    count = metrics._count
+
+    def while_the_other_asks(row: Mapping[str, Any]) -> None:
+        if not second.ident:
+            second.start()
+            second.join(0.1)
+        count(row)
+
+    monkeypatch.setattr(metrics, "_count", while_the_other_asks)
+    first = [*metrics()]
+    second.join()
+    for found in (first, [*metrics()]):
+        assert [one.values for one in found if one.name == "fedalloy_node_orders"] == [{("train", "ok"): 3}]
 
 
 def test_metrics_are_on_loopback_alone_and_need_a_free_port_and_the_extra(monkeypatch):

@@ -236,3 +236,16 @@ def test_a_changed_schema_is_noticed_by_a_process_that_remembers_its_data(tmp_pa
     (tmp_path / "schema.toml").write_text(told.replace('["a", "b", "c"]', '["c", "b", "a"]'))
     again = make(source, 0, spec)
     assert not torch.equal(again.examples("train").y, first.examples("train").y)
+
+
+def test_another_database_is_noticed_by_a_process_that_remembers_its_data(tmp_path):
+    from fedalloy.flower.node.data import remembering
+
+    made: list[str] = []
+    make = remembering(lambda *_: made.append((tmp_path / "database.toml").read_text()))  # type: ignore[arg-type]
+    (tmp_path / "visits.sql").write_text("SELECT 1 AS y")
+    for url in ("sqlite:///old.db", "sqlite:///old.db", "sqlite:///newer.db"):
+        if not made or url not in made[-1]:
+            (tmp_path / "database.toml").write_text(f'url = "{url}"')
+        make(str(tmp_path / "visits.sql"), 0, check_task(SPEC))
+    assert ["newer" in one for one in made] == [False, True]

@@ -199,10 +199,13 @@ class TestStore:
         assert load_state(kept)["solver"]["w"] == 5
         assert store.start(5).state["solver"]["w"] == 5.5
 
-    def test_a_damaged_index_is_made_again_from_the_states(self, store):
+    @pytest.mark.parametrize(
+        "text", ['{"before": 3, "aft', "[]", '{"ticket": 5}', '{"before": null}', '{"format": "1"}']
+    )
+    def test_a_damaged_index_is_made_again_from_the_states(self, store, text):
         store.finish(3, 0, state(3), (1, 1))
         store.finish(5, 3, state(5), (1, 2))
-        (store.folder / "index.json").write_text('{"before": 3, "aft')
+        (store.folder / "index.json").write_text(text)
         assert (store.start(5).state["solver"]["w"], store.start(3).state["solver"]["w"]) == (5, 3)
         assert [one.name.partition("-")[2] for one in (store.folder / "aside").iterdir()] == ["index.json"]
 

@@ -119,6 +119,17 @@ def test_results_are_reported_as_flower_does():
     assert strategy.history[1]["evaluation"]["eval_acc"]["worst"] == pytest.approx(0.5)
 
 
+def test_aggregated_metrics_are_those_of_flowers_own_strategy():
+    """Lists too; the mean of the sizes is none of them."""
+    lists = [{"curve": [1.0 * client, 2.0], "other": [0.0] * (1 + client)} for client in range(3)]
+    sent = [{**METRICS[client], **lists[client], "num-examples": 10 * (client + 1)} for client in range(3)]
+    whole = grid(n900=node(0, metrics=sent[0]), n17=node(1, metrics=sent[1]), n345=node(2, metrics=sent[2]))
+    ours = Strategy("fedavg", poll=0.0).start(whole, arrays(), num_rounds=1)
+    assert ours.train_metrics_clientapp[1]["curve"] == pytest.approx([(20 * 1 + 30 * 2) / 60, 2.0])
+    assert {*ours.train_metrics_clientapp[1]} == {*METRICS[0], "curve"}
+    assert {*ours.evaluate_metrics_clientapp[1]} == {"eval_acc"}
+
+
 def test_the_bytes_of_the_arrays_in_the_messages_are_recorded(tmp_path):
     """Two floats and an integer: 16 bytes in each direction, whatever the headers of arrays take; one client sends its
     model in doubles, and one sends something else, which does not count."""

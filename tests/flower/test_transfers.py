@@ -189,10 +189,11 @@ def test_large_answers_are_fetched_and_used_one_by_one(numbers, together):
     def answer(_: Message) -> RecordDict:
         return pack(TensorMessage(signed(status="ok", stats={}), {"delta": {"w": torch.ones(numbers)}}))
 
-    def take(node: int, answer: Answer) -> None:
+    def take(node: int, answer: Answer) -> bool:
         assert answer.content is not None
         assert read_reply(answer.content, full=True).parts["delta"]["w"].sum() == numbers
         held.append(len(answer.content.array_records))
+        return True
 
     grid, clock = Counting({1: answer, 2: answer, 3: answer}), FakeClock()
     orders = dict.fromkeys(grid.nodes, TensorMessage(signed(kind="train"), model))

@@ -141,6 +141,9 @@ def test_the_connection_may_be_in_the_environment_and_its_password_is_never_show
         "mysql+nodriver://reader:secret@db/registry",
         "mysql+nodriver://db/registry?user=reader&password=secret&read_default_file=x",
         "postgresql://reader:geheim@secret@db:secret/registry",
+        "mssql+nodriver:///?odbc_connect=DRIVER%3Dx%3BUID%3Dreader%3BPWD%3Dsecret",
+        "snowflake+nodriver://reader@account/registry?private_key=secret",
+        "sqlite:///registry.db?timeout=1&check_same_thread=secret-token",
     ):
         monkeypatch.setenv("REGISTRY_URL", url)
         with pytest.raises(DataError) as refused:
@@ -158,6 +161,7 @@ def test_the_connection_may_be_in_the_environment_and_its_password_is_never_show
         ('adress = "x"', "SELECT 1 AS y", "unknown key 'adress'"),
         ('url = "a"\nvariable = "b"', "SELECT 1 AS y", "one of 'url' and 'variable'"),
         ("url = ", "SELECT 1 AS y", "cannot be read"),
+        ('url = "sqlite:///registry.db?timeout=long"', "SELECT 1 AS y", "could not convert string to float"),
     ],
 )
 def test_what_is_wrong_is_said(folder, connection, query, words):
@@ -166,6 +170,14 @@ def test_what_is_wrong_is_said(folder, connection, query, words):
     with pytest.raises(DataError, match=words):
         read_path(folder / "visits.sql")
     assert not (folder / "missing.db").exists()
+
+
+def test_a_query_of_another_encoding_is_refused_and_a_mark_of_utf_8_is_no_word(folder):
+    (folder / "visits.sql").write_bytes(QUERY.replace("-- all", "-- für").encode("latin-1"))
+    with pytest.raises(DataError, match=r"visits\.sql cannot be read: it must be UTF-8"):
+        read_path(folder / "visits.sql")
+    (folder / "visits.sql").write_text(QUERY, encoding="utf-8-sig")
+    assert len(read_path(folder / "visits.sql").parts[""][1]) == 12
 
 
 def test_the_examples_do_not_depend_on_the_order_in_which_a_database_has_them(folder):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedalloy.core.types import Payload
@@ -15,7 +15,12 @@ from fedalloy.flower.node_registry import Node, NodeRegistry, connected
 from fedalloy.flower.protocol.header import LeavesLost, Malformed, Refused, Unwell, signed
 from fedalloy.flower.protocol.replies import Reply, read_reply
 from fedalloy.flower.protocol.tensor_messages import TensorMessage, sizes
-from fedalloy.flower.transport import Answer, Take, Transport, of_a_live_run
+from fedalloy.flower.transport import Answer, Take, Transport, every, of_a_live_run
+
+_HELLO = 30.0
+"""Seconds that a round waits for a new node to say who it is, if there are others to continue with."""
+_AGAIN = 300.0
+"""Seconds until one that did not say it is asked again: it hangs, or another study keeps it busy."""
 
 
 @dataclass
@@ -33,14 +38,15 @@ class Connection:
     max_bytes: float = math.inf
     serial: int = 0
     sent: int = 0
+    _silent: dict[Node, float] = field(default_factory=dict)
 
     def ask(
         self, orders: Mapping[int, TensorMessage], message_type: str, group: str, problems: dict[int, str],
-        full: Payload | None = None, enough: int | None = None, take: Take = lambda client, answer: None,
+        full: Payload | None = None, enough: int | None = None, take: Take = every,
     ) -> dict[int, Answer]:  # fmt: skip
         """The answers of the clients whose nodes gave one, or of the first that are ``enough``; all others are in
         ``problems``. A node that has lost its client's local leaves is sent the ``full`` parts and asked again.
-        ``take`` gets every client's answer when it arrives, and may empty it."""
+        ``take`` gets every client's answer when it arrives, may empty it, and says whether it is one of ``enough``."""
         answers = self._ask(orders, message_type, group, problems, enough, take)
         lost = [client for client, answer in answers.items() if full is not None and self._lost_leaves(answer)]
         if full is None or not lost:
@@ -56,7 +62,7 @@ class Connection:
 
     def _ask(
         self, orders: Mapping[int, TensorMessage], message_type: str, group: str, problems: dict[int, str],
-        enough: int | None = None, take: Take = lambda client, answer: None,
+        enough: int | None = None, take: Take = every,
     ) -> dict[int, Answer]:  # fmt: skip
         there = self._present()
         problems |= {client: self.registry.absence(client) for client in orders if client not in there}
@@ -90,16 +96,23 @@ class Connection:
         self.registry.refresh()
         with of_a_live_run():
             nodes = connected(self.transport.grid)
-        strangers = {node.number: node for node in self.registry.strangers(nodes)}
+        alone = not self.registry.present(nodes)
+        strangers = {node.number: node for node in self.registry.strangers(nodes) if alone or self._is_due(node)}
         messages = dict.fromkeys(strangers, TensorMessage(signed(kind="hello")))
-        answers = self.transport.ask(messages, "query", "hello", self.deadline) if messages else {}
+        seconds = self.deadline if alone else min(self.deadline, _HELLO)
+        answers = self.transport.ask(messages, "query", "hello", seconds) if messages else {}
         for number, answer in answers.items():
             self._introduce(strangers[number], answer)
         return self.registry.present(nodes)
 
+    def _is_due(self, node: Node) -> bool:
+        """Whether a new node is asked who it is: not one that lately did not say it."""
+        return self.transport.clock() >= self._silent.get(node, -math.inf)
+
     def _introduce(self, node: Node, answer: Answer) -> None:
         """Bind a node to the client it claims to be. One that gave no answer is asked again later."""
         if answer.content is None:
+            self._silent[node] = self.transport.clock() + _AGAIN
             self.say(f"{node} did not say who it is: {answer.problem}")
             return
         try:

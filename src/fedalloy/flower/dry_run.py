@@ -31,7 +31,7 @@ from fedalloy.flower.protocol.tensor_messages import TensorMessage, pack
 from fedalloy.flower.remote_task import remote_task
 from fedalloy.flower.server import run_federation
 from fedalloy.flower.submission import with_engine
-from fedalloy.flower.transport import Answer, Take, Transport
+from fedalloy.flower.transport import Answer, Take, Transport, every
 
 _NODE = 1
 Say = Callable[[str], None]
@@ -62,7 +62,7 @@ class InProcess:
 
     def ask(
         self, messages: Mapping[int, TensorMessage], message_type: str, group: str, seconds: float,
-        enough: int | None = None, take: Take = lambda node, answer: None,
+        enough: int | None = None, take: Take = every,
     ) -> dict[int, Answer]:  # fmt: skip
         """The answers of the node."""
         begun = self.clock()

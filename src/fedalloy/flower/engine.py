@@ -55,12 +55,13 @@ class FederationError(FedalloyError):
 class Flower(Engine):
     """Runs on the nodes of a Flower federation (``fedalloy flower --help``).
 
-    A node has ``deadline`` seconds to answer. A round ends as soon as the ``fraction`` of its clients has answered; the
-    others are left out of it, and the evaluation after it does not wait for them (for over-selection, ask more clients
-    than are needed: ``cohort`` in ``[sampling]``). It needs ``minimum`` contributions; with fewer, the missing clients
-    are asked again for ``wait`` seconds, then the run stops and can be resumed. Answers above ``max_megabytes`` are
-    dropped. ``on_lag`` is for a node that does not have the valid state: it continues from the newest older one it has
-    (from the initial one if there is none), or its contribution is dropped; both are recorded.
+    A node has ``deadline`` seconds to answer. A round ends as soon as the ``fraction`` of its clients has contributed
+    (a refusal is none); the others are left out of it, and the evaluation after it does not wait for them (for
+    over-selection, ask more clients than are needed: ``cohort`` in ``[sampling]``). It needs ``minimum`` contributions;
+    with fewer, the missing clients are asked again for ``wait`` seconds, then the run stops and can be resumed. Answers
+    above ``max_megabytes`` are dropped. ``on_lag`` is for a node that does not have the valid state: it continues from
+    the newest older one it has (from the initial one if there is none), or its contribution is dropped; both are
+    recorded.
     """
 
     data_at_hand: ClassVar[bool] = False
@@ -114,7 +115,7 @@ class Flower(Engine):
         failures: dict[int, str] = {}
         patience = _Patience(self, len(work))
 
-        def take(client: int, answer: Answer) -> None:
+        def take(client: int, answer: Answer) -> bool:
             # An answer is forgotten once it is in its row: at no time are there two copies of all of them.
             try:
                 one = self._contribution(client, answer, algorithm, shared, needed)
@@ -125,6 +126,7 @@ class Flower(Engine):
             except (Malformed, Refused) as error:
                 failures[client] = str(error)
                 patience.lose(client, error)
+            return client in found
 
         while len(found) < patience.enough:
             failures = {}

@@ -189,16 +189,20 @@ def array_bytes(arrays: ArrayRecord) -> int:
     return sum(prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays.values())
 
 
-def average(metrics: list[tuple[MetricRecord, float]]) -> MetricRecord | None:
-    """The mean of every single number that all records have, each weighted by its examples."""
+def average(metrics: list[tuple[MetricRecord, float]], size: str = "") -> MetricRecord | None:
+    """The mean of every number and list of numbers that all records have, each weighted by its examples. As Flower's
+    own, without the number of examples (``size``), whose mean says nothing."""
     if not metrics:
         return None
     total = sum(size for _, size in metrics)
-    sizes = [size / total if total > 0 else 1 / len(metrics) for _, size in metrics]
-    records = [{k: v for k, v in one.items() if isinstance(v, int | float)} for one, _ in metrics]
-    shared = [name for name in records[0] if all(name in record for record in records)]
-    means = {name: sum(s * record[name] for s, record in zip(sizes, records, strict=True)) for name in shared}
-    return MetricRecord({name: float(value) for name, value in means.items()})
+    weights = [count / total if total > 0 else 1 / len(metrics) for _, count in metrics]
+    records = [
+        {name: np.asarray(value, np.float64) for name, value in one.items() if name != size} for one, _ in metrics
+    ]
+    forms = [{(name, value.shape) for name, value in record.items()} for record in records]
+    shared = [name for name, value in records[0].items() if all((name, value.shape) in form for form in forms)]
+    means = {name: sum(w * record[name] for w, record in zip(weights, records, strict=True)) for name in shared}
+    return MetricRecord({name: np.asarray(value).tolist() for name, value in means.items()})
 
 
 def _arrays(content: RecordDict, key: str) -> ArrayRecord:

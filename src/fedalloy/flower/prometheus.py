@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -87,7 +88,7 @@ class _Collector:
 
 @dataclass
 class NodeMetrics:
-    """The metrics of a node; its audit log is read on from where the last look ended."""
+    """The metrics of a node; its audit log is read on from where the last look ended. Two monitors may ask at once."""
 
     place: NodePlace
     running: Callable[[], bool]
@@ -96,18 +97,19 @@ class NodeMetrics:
     _orders: Counter[tuple[str, ...]] = field(default_factory=Counter)
     _sent: float = 0.0
     _last: float | None = None
+    _alone: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self) -> Iterator[Measurement]:
-        self._look()
+        with self._alone:
+            self._look()
+            orders, sent, last = dict(self._orders), self._sent, self._last
         yield plain("fedalloy_node_up", "whether the node's program runs", self.running())
         yield from common(self.restarts)
         text = "what was asked of the node and how it answered"
-        yield Measurement("fedalloy_node_orders", text, ("asked", "status"), dict(self._orders), total=True)
-        yield Measurement(
-            "fedalloy_node_sent_bytes", "bytes of tensors in its answers", (), {(): self._sent}, total=True
-        )
-        if self._last is not None:
-            yield plain("fedalloy_node_last_order_timestamp_seconds", "the last order", self._last)
+        yield Measurement("fedalloy_node_orders", text, ("asked", "status"), orders, total=True)
+        yield Measurement("fedalloy_node_sent_bytes", "bytes of tensors in its answers", (), {(): sent}, total=True)
+        if last is not None:
+            yield plain("fedalloy_node_last_order_timestamp_seconds", "the last order", last)
         if self.place.secure and self.place.authority.is_file():
             ends = {(self.place.authority.name,): expires(self.place.authority).timestamp()}
             yield Measurement(EXPIRY, "when a certificate expires", ("certificate",), ends)

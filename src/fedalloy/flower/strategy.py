@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         self._population, self._wait, self._poll = population, wait, poll
         self._folder, self._seed, self._max_norm = Path(folder) if folder else None, seed, max_norm
         self._buffers, self._arrays_key, self._config_key = buffers, arrayrecord_key, configrecord_key
-        self._ledger = Ledger()
+        self._ledger, self._average = Ledger(), partial(average, size=weighted_by_key)
         self._registry: NodeRegistry | None = None
         self._state: ServerState | None = None
         self._model: SentModel | None = None
@@ -164,7 +165,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         self._model = replace(self._model, params=shared["params"], buffers=shared["buffers"])
         counted = [(client, contents[client]) for client in step.ids.tolist()]
         sizes = {client: contributions[client].stats["num_examples"] for client, _ in counted}
-        return self._model.record(), average([(_metrics(content), sizes[client]) for client, content in counted])
+        return self._model.record(), self._average([(_metrics(content), sizes[client]) for client, content in counted])
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -196,7 +197,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         if columns:
             self._ledger.scores({"round": server_round, "split": "test", "model": "global", "ids": [*sizes], **columns})
             self._row["evaluation"] = evaluation(columns)
-        return average([(_metrics(contents[client]), size) for client, size in sizes.items()])
+        return self._average([(_metrics(contents[client]), size) for client, size in sizes.items()])
 
     # All rounds.
 

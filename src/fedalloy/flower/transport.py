@@ -56,8 +56,13 @@ class Answer:
     problem: str = ""
 
 
-Take = Callable[[int, Answer], None]
-"""Uses the answer of a node, or of a client, when it arrives."""
+Take = Callable[[int, Answer], bool]
+"""Uses the answer of a node, or of a client, when it arrives; whether it is one of those that are waited for."""
+
+
+def every(who: int, answer: Answer) -> bool:
+    """Any answer is as good as any other."""
+    return True
 
 
 @dataclass
@@ -72,11 +77,11 @@ class Transport:
 
     def ask(
         self, tensor_messages: Mapping[int, TensorMessage], message_type: str, group: str, seconds: float,
-        enough: int | None = None, take: Take = lambda node, answer: None,
+        enough: int | None = None, take: Take = every,
     ) -> dict[int, Answer]:  # fmt: skip
         """One message to each node; an answer from each within ``seconds``, or the reason why not. As soon as there are
-        ``enough`` answers, the others are not waited for. ``take`` gets every answer when it arrives, and may empty
-        it: large ones need not be held at the same time."""
+        ``enough`` answers, the others are not waited for. ``take`` gets every answer when it arrives, may empty it
+        (large ones need not be held at the same time), and says whether it counts: a refusal is not what was asked."""
         from flwr.app import Message
 
         # A message expires soon after its deadline.
@@ -88,9 +93,8 @@ class Transport:
         del packed
         asked: dict[str, int] = {}
 
-        def arrived(reply: Message) -> None:
-            if not reply.has_error():
-                take(asked[reply.metadata.reply_to_message_id], Answer(reply.content))
+        def arrived(reply: Message) -> bool:
+            return not reply.has_error() and take(asked[reply.metadata.reply_to_message_id], Answer(reply.content))
 
         with of_a_live_run():
             alone = sum(map(_size, messages[:1])) > _LARGE
@@ -99,8 +103,8 @@ class Transport:
             if alone:
                 gc.collect()  # records refer to themselves in circles, and Python counts objects, not bytes
             asked |= {number: message.metadata.dst_node_id for number, message in pending.items()}
-            self._await(pending, replies, seconds, enough, arrived, alone)
-        early = enough is not None and _count(replies) >= enough
+            counted = self._await(pending, replies, seconds, enough, arrived, alone)
+        early = enough is not None and counted >= enough
         reason = f"it was not waited for: {enough} answers were enough" if early else f"no answer within {seconds:g} s"
         return attribute(messages, replies, reason)
 
@@ -113,19 +117,21 @@ class Transport:
 
     def _await(
         self, pending: dict[str, Message], replies: list[Message], seconds: float, enough: int | None = None,
-        arrived: Callable[[Message], None] = lambda reply: None, alone: bool = False,
-    ) -> None:  # fmt: skip
-        """Add what comes to ``replies``; ``alone`` if each is so large that they are fetched one by one."""
-        until, gap = self.clock() + seconds, self.gaps[0]
+        arrived: Callable[[Message], bool] = lambda reply: not reply.has_error(), alone: bool = False,
+    ) -> int:  # fmt: skip
+        """Add what comes to ``replies``; returns how many count. ``alone`` if each is so large that they are fetched
+        one by one."""
+        until, gap, counted = self.clock() + seconds, self.gaps[0], 0
         while pending:
             for reply in _collect(self.grid, pending, alone):
                 if pending.pop(reply.metadata.reply_to_message_id, None) is not None:
                     replies.append(reply)
-                    arrived(reply)
-            if not pending or self.clock() >= until or (enough is not None and _count(replies) >= enough):
-                break
+                    counted += arrived(reply)
+            if not pending or self.clock() >= until or (enough is not None and counted >= enough):
+                return counted
             self.sleep(min(gap, max(0.0, until - self.clock())))
             gap = min(self.gaps[1], gap * _SLOWER)
+        return counted
 
     def _send(self, messages: Sequence[Message]) -> tuple[dict[str, Message], list[Message]]:
         """The accepted messages by id, and error replies for the others."""
@@ -171,11 +177,6 @@ def check_sent(replies: Sequence[Message]) -> None:
             "the SuperLink accepted none of this round's messages; the model may be too large for one message "
             "(see its log)"
         )
-
-
-def _count(replies: Sequence[Message]) -> int:
-    """How many replies are answers and not errors."""
-    return sum(not reply.has_error() for reply in replies)
 
 
 def _collect(grid: Grid, pending: Mapping[str, Message], alone: bool = False) -> Iterator[Message]:

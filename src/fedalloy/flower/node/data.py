@@ -45,6 +45,7 @@ from fedalloy.tasks.precision import reading_as
 from fedalloy.tasks.probing import ROWS
 from fedalloy.tasks.sources.files import SCHEMA
 from fedalloy.tasks.sources.one_client import ClientSource, read_function, read_path
+from fedalloy.tasks.sources.sql import CONNECTION
 from fedalloy.tasks.splits import split_client
 from fedalloy.tasks.standardise import Scaler, changed_parts
 
@@ -168,11 +169,11 @@ def remembering(make: MakeTask, most: int = 2) -> MakeTask:
 
 
 def _stamps(source: str) -> list[tuple[str, int, int]]:
-    """Modification times and sizes of the files in a folder, or of a file and the schema beside it."""
+    """Modification times and sizes of the files in a folder, or of a file and what describes it beside it."""
     place = Path(source).expanduser()
     if ":" in source or source == FROM_RECIPE or not place.exists():
         return []
-    found = [place, place.parent / SCHEMA] if place.is_file() else sorted(place.rglob("*"))
+    found = [place, place.parent / SCHEMA, place.parent / CONNECTION] if place.is_file() else sorted(place.rglob("*"))
     stats = [(str(file), file.stat()) for file in found if file.is_file()]
     return [(name, stat.st_mtime_ns, stat.st_size) for name, stat in stats]
 

@@ -152,6 +152,7 @@ class NodeStore:
         file, ticket = self.folder / "index.json", {"ticket": [0, 0]}
         try:
             index: dict[str, Any] = {"before": 0, "after": 0} | ticket | json.loads(file.read_text(encoding="utf-8"))
+            _check_index(index)
         except FileNotFoundError:
             return self._found() | ticket
         except (ValueError, TypeError):
@@ -185,6 +186,16 @@ class NodeStore:
         if on_lag == "drop":
             raise Refused(f"{said}; the run drops nodes that lag (on_lag = 'drop')")
         return f"{said} and continues from {'it' if round else 'the initial one'}"
+
+
+def _check_index(index: Mapping[str, Any]) -> None:
+    """Raise TypeError if an index does not hold whole numbers where they are needed; a later format may differ."""
+    form = index.get("format", 1)
+    if type(form) is int and form > FORMAT:
+        return
+    first, second = index["ticket"]
+    if not all(type(number) is int for number in (form, index["before"], index["after"], first, second)):
+        raise TypeError("the index holds something else than whole numbers")
 
 
 def _file_name(client: str) -> str:

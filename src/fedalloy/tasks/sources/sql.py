@@ -39,13 +39,13 @@ _READ_ONLY = {
 }
 """How each database is told that a transaction only reads. For the whole session where that is possible: a further
 transaction in it, which no check of the text has noticed, then only reads as well."""
-_SECRET = re.compile(r"pass|pwd|secret|token", re.IGNORECASE)
+_SECRET = re.compile(r"pass|pwd|secret|token|key", re.IGNORECASE)
 _WHOLE = 2**63
 
 
 def read_query(path: Path) -> Table:
     """The columns that the query in a file returns, by name."""
-    query, file = check_query(path.read_text(encoding="utf-8"), str(path)), path.parent / CONNECTION
+    query, file = check_query(_text(path), str(path)), path.parent / CONNECTION
     library = third_party("sqlalchemy", "sqlalchemy", "reading databases")
     url = _url(file, library)
     check_query(query, str(path), url.get_backend_name())
@@ -54,7 +54,7 @@ def read_query(path: Path) -> Table:
             found = connection.execute(library.text(_literal(query)))
             names, rows = list(found.keys()), found.fetchall()
         except library.exc.SQLAlchemyError as error:
-            raise DataError(f"{path}: the database refuses the query: {_plain(error)}") from None
+            raise DataError(f"{path}: the database refuses the query: {_plain(error, url)}") from None
     if len(set(names)) < len(names):
         raise DataError(f"{path}: the query returns two columns of the same name; rename one (AS)")
     rows = [tuple(map(_value, row)) for row in rows]
@@ -76,8 +76,15 @@ def _connected(url: Any, file: Path, library: Any) -> Iterator[Any]:
                 connection.commit()
             yield connection
             connection.rollback()
-    except (library.exc.SQLAlchemyError, ImportError) as error:
-        raise DataError(f"{file}: no connection to {_shown(url)}: {_plain(error)}") from None
+    except (library.exc.SQLAlchemyError, ImportError, ValueError) as error:  # the last: of an option of the url
+        raise DataError(f"{file}: no connection to {_shown(url)}: {_plain(error, url)}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} cannot be read: it must be UTF-8 ({error.reason} at byte {error.start})") from None
 
 
 def _url(file: Path, library: Any) -> Any:
@@ -119,9 +126,8 @@ def _literal(query: str) -> str:
 
 
 def _shown(url: Any) -> str:
-    """An address without its passwords, which may also be among its options."""
-    hidden = {name: "***" for name in url.query if _SECRET.search(name)}
-    return str(url.update_query_dict(hidden).render_as_string(hide_password=True))
+    """An address without its password and its options: any of these may hold one, under any name (``odbc_connect``)."""
+    return str(url.set(query={}).render_as_string(hide_password=True))
 
 
 def _value(value: Any) -> Any:
@@ -134,6 +140,13 @@ def _value(value: Any) -> Any:
     return int(value) if value.as_tuple().exponent == 0 and abs(value) < _WHOLE else float(value)
 
 
-def _plain(error: Exception) -> str:
-    """The database's own words, without the query and the advice of SQLAlchemy."""
-    return " ".join(str(getattr(error, "orig", None) or error).split())[:300]
+def _plain(error: Exception, url: Any) -> str:
+    """The database's own words, without the query, the advice of SQLAlchemy and what may be a secret of the url."""
+    words = " ".join(str(getattr(error, "orig", None) or error).split())
+    options = [
+        (name, one) for name, found in url.query.items() for one in ((found,) if isinstance(found, str) else found)
+    ]
+    secrets = [one for name, one in options if _SECRET.search(name) or _SECRET.search(one)]
+    for secret in filter(None, (url.password, *secrets)):
+        words = words.replace(str(secret), "***")
+    return words[:300]
