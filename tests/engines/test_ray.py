@@ -505,6 +505,31 @@ def test_a_run_with_states_in_a_folder_is_the_loop_and_resumes(tmp_path, ray):
         run("cut", 7, resume=True, engine="ray", engine_options={**options, "block": 3})
 
 
+@pytest.mark.parametrize(
+    ("began", "then", "words"),
+    [
+        ({"states": "a"}, {}, "not in its folder, but where the engine kept them"),
+        ({"states": "a"}, None, "not in its folder, but where the engine kept them"),
+        ({"states": "a"}, {"states": "b"}, "states of 2 clients are missing in states = .*client . from round 1"),
+        (None, {"states": "a"}, "are in its folder, and engine Ray keeps them elsewhere"),
+    ],
+)
+def test_states_are_looked_for_where_they_are_before_a_run_is_resumed(began, then, words, tmp_path, ray):
+    """None is the loop, with the states on disk; a run in memory may be resumed with a folder."""
+
+    def run(given: dict[str, str] | None, **more):
+        places: dict[str, Any] = {name: str(tmp_path / place) for name, place in (given or {}).items()}
+        engine = "loop" if given is None else Ray(workers=1, **places)
+        more |= {"client_memory_mb": 0.0} if began is None else {}
+        return fedalloy.fit("scaffold", small_task(), folder=tmp_path / "run", cohort=2, engine=engine, **more)
+
+    run(began, rounds=1)
+    before = (tmp_path / "run" / "status.json").read_text()
+    with pytest.raises(CheckpointError, match=words):
+        run(then, rounds=2, resume=True, allow_engine_change=True)
+    assert (tmp_path / "run" / "status.json").read_text() == before
+
+
 # ---------------------------------------------------------------------------------------------- refusals
 
 

@@ -24,6 +24,7 @@ from fedalloy.core.contributions import Notes
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
+from fedalloy.core.store import Kept
 from fedalloy.core.types import Cohort, Context, Contributions, State, Work
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.cluster.cohort import Places, RayCohort
@@ -117,6 +118,12 @@ class Ray(Engine):
     def claim_states(self, run: str) -> None:
         """Take the folder for the states of this run."""
         self._states_of_run().claim(run)
+
+    def check_states(self, kept: Kept) -> None:
+        """Refuse a checkpoint whose states are not in the folder."""
+        super().check_states(kept)
+        if self.states is not None:
+            self._states_of_run().check(kept)
 
     def read_states(self, markers: Mapping[int, State]) -> dict[int, State]:
         """From the folder of states."""

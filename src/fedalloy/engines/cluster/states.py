@@ -149,6 +149,16 @@ class OwnedStates:
                 self.files.remove(client, written)
                 self._there.discard((client, written))
 
+    def check(self, kept: Mapping[int, State]) -> None:
+        """Refuse markers of states that are not in the folder; a state that is no marker was sent with its order."""
+        markers = {(client, int(one["round"])) for client, one in kept.items() if one.keys() == {"round"}}
+        if missing := sorted(markers - self._there):
+            raise CheckpointError(
+                f"the states of {len(missing)} clients are missing in states = '{self.files.folder}' (the first is "
+                f"that of client {missing[0][0]} from round {missing[0][1]}): name the folder that the run began with, "
+                "or restore its files"
+            )
+
     def read(self, markers: Mapping[int, State]) -> dict[int, State]:
         """The states that markers stand for."""
         return {client: self.files.read(client, int(one["round"])) for client, one in markers.items()}
