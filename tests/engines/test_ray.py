@@ -56,6 +56,7 @@ def without_ray(monkeypatch, **settings) -> FakeRay:
     fake = FakeRay(**settings)
     monkeypatch.setattr(ray_pool, "load_ray", lambda: fake)
     monkeypatch.setattr("fedalloy.engines.ray.connect", lambda *_: False)
+    monkeypatch.setattr(Ray, "_cores", lambda self: self._threads or 8)  # as the fake says
     return fake
 
 
@@ -239,6 +240,33 @@ def test_workers_for_which_this_machine_has_no_room_are_refused_at_once(monkeypa
     with pytest.raises(SpecError, match=r"no worker fits .* 1 CPUs and 1 GPUs each, the cluster has 8 CPUs and 0 GPUs"):
         play(Ray(workers=1, gpus_per_worker=1), ALGORITHM, small_task())
     assert fake.started == 0
+
+
+def test_more_workers_than_cores_are_told_and_not_waited_for(monkeypatch, caplog):
+    """They start one after another: the run would say nothing for minutes."""
+    without_ray(monkeypatch)
+    engine = Ray(workers=5)
+    engine.limit_threads(2)
+    waiting: list[int] = []
+    real = ray_pool.WorkerPool.run_round
+
+    def run_round(self, *given: Any) -> None:
+        waiting.append(len(self._starting))
+        real(self, *given)
+
+    monkeypatch.setattr(ray_pool.WorkerPool, "run_round", run_round)
+    play(engine, ALGORITHM, small_task())
+    assert waiting == [3]
+    assert "5 workers of 1 CPUs each share 2 cores of this machine: more than 2 take turns" in caplog.text
+
+
+def test_a_run_that_waits_for_its_workers_says_so(monkeypatch, caplog):
+    fake = without_ray(monkeypatch)
+    slow: Any = iter([([], [])] * 2)
+    real = fake.wait
+    monkeypatch.setattr(fake, "wait", lambda references, **given: next(slow, None) or real(references, **given))
+    play(Ray(workers=2), ALGORITHM, small_task())
+    assert caplog.text.count("0 of 2 workers have started; 180 s are left") == 2
 
 
 @pytest.mark.parametrize(("workers", "each", "cores"), [(1, 0.25, 1), (3, 0.5, 2), (1, 2.5, 3), (2, 2, 4)])

@@ -161,7 +161,7 @@ class Ray(Engine):
             shape = WorkerShape(count or 1, self.cpus_per_worker, self.gpus_per_worker)
             self._pool = WorkerPool(shape, self._settings())
             if self.address == LOCAL:
-                self._pool.check_room()
+                self._pool.use_this_machine(self._cores())
             if self.workers is None:
                 self._pool.use_whole_cluster()
         if self.states is not None and not self._states_of_run().claimed:
@@ -170,8 +170,10 @@ class Ray(Engine):
         return self._pool
 
     def _local_workers(self) -> int:
-        cores = self._threads or os.cpu_count() or 1
-        return max(1, int(cores / self.cpus_per_worker))
+        return WorkerShape(1, self.cpus_per_worker, 0).at_once(self._cores())
+
+    def _cores(self) -> int:
+        return self._threads or os.cpu_count() or 1
 
     def _settings(self) -> Settings:
         kind, options = self._inner()
