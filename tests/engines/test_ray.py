@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -420,6 +421,39 @@ def test_a_folder_of_states_that_cannot_be_is_refused_in_words(name, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SpecError, match=r"states = '.*' cannot be used"):
         OwnedStates(StateFiles(tmp_path / name)).claim("a")
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
+def test_a_place_that_takes_no_states_leaves_no_run_behind(number, tmp_path, ray, monkeypatch):
+    """A folder on a disk that is read-only or full: with space, or another one, the same command begins the run."""
+    given: dict[str, Any] = {"folder": tmp_path / "run", "rounds": 1}
+
+    def begin():
+        return fedalloy.fit("scaffold", small_task(), engine=Ray(workers=1, states=str(tmp_path / "states")), **given)
+
+    def refused(self: Path, content: bytes) -> int:
+        self.touch()
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", refused)
+        with pytest.raises((SpecError, OSError), match=r"cannot be used|No space left"):
+            begin()
+    assert not (tmp_path / "run").exists()
+    assert begin().status == "finished"
+
+
+def test_a_disk_that_fills_while_a_folder_is_taken_leaves_it_to_nobody(tmp_path, monkeypatch):
+    owned = OwnedStates(StateFiles(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr("fedalloy.engines.cluster.states.json.dumps", lambda *_: full())
+        with pytest.raises(OSError, match="No space left"):
+            owned.claim("a")
+    owned.claim("b")
+
+
+def full() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_what_a_killed_worker_left_half_written_is_removed(tmp_path):

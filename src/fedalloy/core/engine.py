@@ -117,6 +117,10 @@ class Engine(ABC):
         differ between two runs of one seed."""
         return {}
 
+    def check_place(self) -> None:
+        """Refuse a place for states that cannot be used; called before the folder of a run is made or changed."""
+        return
+
     def claim_states(self, run: str) -> None:
         """Keep states for this run only; called before the first round where ``clients_keep_states``."""
         return

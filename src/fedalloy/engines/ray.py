@@ -115,6 +115,11 @@ class Ray(Engine):
         told, self._pool.lost = self._pool.lost, []
         return {"lost_workers": told}
 
+    def check_place(self) -> None:
+        """Refuse a folder of states that cannot be written."""
+        if self.states is not None:
+            self._states_of_run().check_place()
+
     def claim_states(self, run: str) -> None:
         """Take the folder for the states of this run."""
         self._states_of_run().claim(run)

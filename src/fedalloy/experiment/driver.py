@@ -149,6 +149,7 @@ def run(
     hooks = Hooks(as_callbacks(track, callbacks, watcher, folder))
     fed = assemble(algorithm, task, config)
     state = begin(fed, initial)
+    fed.engine.check_place()
     claim, opened = None, None
     if folder is not None:
         claim = _claim(algorithm, task, config, state, recipe or {})
