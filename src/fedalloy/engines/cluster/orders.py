@@ -25,10 +25,10 @@ class WorkerShape:
 
     def too_many(self, cores: int) -> str:
         """What more workers than that mean."""
-        room, each = self.at_once(cores), f"{self.cpus:g} CPUs each"
+        most, each = self.at_once(cores), f"{self.cpus:g} CPUs each"
         return (
-            f"{self.count} workers of {each} share {cores} cores of this machine: more than {room} take turns, and "
-            f"each needs memory; the run begins with {room}, the others join when they have started"
+            f"{self.count} workers of {each} share {cores} cores of this machine: more than {most} take turns, and "
+            f"each needs memory; the run begins with {most}, the others join when they have started"
         )
 
 
