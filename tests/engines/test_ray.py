@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -56,6 +57,7 @@ def without_ray(monkeypatch, **settings) -> FakeRay:
     fake = FakeRay(**settings)
     monkeypatch.setattr(ray_pool, "load_ray", lambda: fake)
     monkeypatch.setattr("fedalloy.engines.ray.connect", lambda *_: False)
+    monkeypatch.setattr(Ray, "_cores", lambda self: self._threads or 8)  # as the fake says
     return fake
 
 
@@ -241,6 +243,33 @@ def test_workers_for_which_this_machine_has_no_room_are_refused_at_once(monkeypa
     assert fake.started == 0
 
 
+def test_more_workers_than_cores_are_told_and_not_waited_for(monkeypatch, caplog):
+    """They start one after another: the run would say nothing for minutes."""
+    without_ray(monkeypatch)
+    engine = Ray(workers=5)
+    engine.limit_threads(2)
+    waiting: list[int] = []
+    real = ray_pool.WorkerPool.run_round
+
+    def run_round(self, *given: Any) -> None:
+        waiting.append(len(self._starting))
+        real(self, *given)
+
+    monkeypatch.setattr(ray_pool.WorkerPool, "run_round", run_round)
+    play(engine, ALGORITHM, small_task())
+    assert waiting == [3]
+    assert "5 workers of 1 CPUs each share 2 cores of this machine: more than 2 take turns" in caplog.text
+
+
+def test_a_run_that_waits_for_its_workers_says_so(monkeypatch, caplog):
+    fake = without_ray(monkeypatch)
+    slow: Any = iter([([], [])] * 2)
+    real = fake.wait
+    monkeypatch.setattr(fake, "wait", lambda references, **given: next(slow, None) or real(references, **given))
+    play(Ray(workers=2), ALGORITHM, small_task())
+    assert caplog.text.count("0 of 2 workers have started; 180 s are left") == 2
+
+
 @pytest.mark.parametrize(("workers", "each", "cores"), [(1, 0.25, 1), (3, 0.5, 2), (1, 2.5, 3), (2, 2, 4)])
 def test_a_ray_of_its_own_has_whole_cores(ray, monkeypatch, workers, each, cores):
     """Ray refuses a machine with two and a half of them."""
@@ -394,6 +423,39 @@ def test_a_folder_of_states_that_cannot_be_is_refused_in_words(name, tmp_path):
         OwnedStates(StateFiles(tmp_path / name)).claim("a")
 
 
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
+def test_a_place_that_takes_no_states_leaves_no_run_behind(number, tmp_path, ray, monkeypatch):
+    """A folder on a disk that is read-only or full: with space, or another one, the same command begins the run."""
+    given: dict[str, Any] = {"folder": tmp_path / "run", "rounds": 1}
+
+    def begin():
+        return fedalloy.fit("scaffold", small_task(), engine=Ray(workers=1, states=str(tmp_path / "states")), **given)
+
+    def refused(self: Path, content: bytes) -> int:
+        self.touch()
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", refused)
+        with pytest.raises((SpecError, OSError), match=r"cannot be used|No space left"):
+            begin()
+    assert not (tmp_path / "run").exists()
+    assert begin().status == "finished"
+
+
+def test_a_disk_that_fills_while_a_folder_is_taken_leaves_it_to_nobody(tmp_path, monkeypatch):
+    owned = OwnedStates(StateFiles(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr("fedalloy.engines.cluster.states.json.dumps", lambda *_: full())
+        with pytest.raises(OSError, match="No space left"):
+            owned.claim("a")
+    owned.claim("b")
+
+
+def full() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_what_a_killed_worker_left_half_written_is_removed(tmp_path):
     files = StateFiles(tmp_path / "a")
     OwnedStates(files).claim("runs/one")
@@ -503,6 +565,31 @@ def test_a_run_with_states_in_a_folder_is_the_loop_and_resumes(tmp_path, ray):
     assert list(differences(theirs, ours, 1e-12)) == []
     with pytest.raises(CheckpointError, match="block"):
         run("cut", 7, resume=True, engine="ray", engine_options={**options, "block": 3})
+
+
+@pytest.mark.parametrize(
+    ("began", "then", "words"),
+    [
+        ({"states": "a"}, {}, "not in its folder, but where the engine kept them"),
+        ({"states": "a"}, None, "not in its folder, but where the engine kept them"),
+        ({"states": "a"}, {"states": "b"}, "states of 2 clients are missing in states = .*client . from round 1"),
+        (None, {"states": "a"}, "are in its folder, and engine Ray keeps them elsewhere"),
+    ],
+)
+def test_states_are_looked_for_where_they_are_before_a_run_is_resumed(began, then, words, tmp_path, ray):
+    """None is the loop, with the states on disk; a run in memory may be resumed with a folder."""
+
+    def run(given: dict[str, str] | None, **more):
+        places: dict[str, Any] = {name: str(tmp_path / place) for name, place in (given or {}).items()}
+        engine = "loop" if given is None else Ray(workers=1, **places)
+        more |= {"client_memory_mb": 0.0} if began is None else {}
+        return fedalloy.fit("scaffold", small_task(), folder=tmp_path / "run", cohort=2, engine=engine, **more)
+
+    run(began, rounds=1)
+    before = (tmp_path / "run" / "status.json").read_text()
+    with pytest.raises(CheckpointError, match=words):
+        run(then, rounds=2, resume=True, allow_engine_change=True)
+    assert (tmp_path / "run" / "status.json").read_text() == before
 
 
 # ---------------------------------------------------------------------------------------------- refusals

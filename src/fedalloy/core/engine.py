@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fedalloy.core.contributions import EVERYTHING, QUESTIONS
 from fedalloy.core.declared import declared
-from fedalloy.core.errors import SpecError
+from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.core.gathering import Storage
+from fedalloy.core.store import Kept, StoredStates
 from fedalloy.core.types import Context, Contributions, Shared, State, Work
 
 if TYPE_CHECKING:
@@ -116,6 +117,10 @@ class Engine(ABC):
         differ between two runs of one seed."""
         return {}
 
+    def check_place(self) -> None:
+        """Refuse a place for states that cannot be used; called before the folder of a run is made or changed."""
+        return
+
     def claim_states(self, run: str) -> None:
         """Keep states for this run only; called before the first round where ``clients_keep_states``."""
         return
@@ -123,6 +128,23 @@ class Engine(ABC):
     def read_states(self, markers: Mapping[int, State]) -> dict[int, State]:
         """The states that markers stand for; called only where both ``clients_keep_states`` and ``data_at_hand``."""
         raise SpecError(f"engine {type(self).__name__} keeps the clients' states: it must implement 'read_states'")
+
+    def check_states(self, kept: Kept) -> None:
+        """Refuse, by a ``CheckpointError``, what a checkpoint holds of the clients if this engine cannot continue from
+        it; called before a run is resumed where clients keep states."""
+        markers = [_is_marker(state) for state in kept.values() if state]
+        if any(markers) and not self.clients_keep_states:
+            raise CheckpointError(
+                "the states of this run's clients are not in its folder, but where the engine kept them that it began "
+                "with (the folder 'states' of engine 'ray', or the nodes of a federation): resume it with that engine "
+                "and its options"
+            )
+        here = isinstance(kept, StoredStates) or (not all(markers) and not self.data_at_hand)
+        if here and self.clients_keep_states:
+            raise CheckpointError(
+                f"the states of this run's clients are in its folder, and engine {type(self).__name__} keeps them "
+                "elsewhere: resume it with the engine and the options that it began with"
+            )
 
     def checkpointed(self, round: int, markers: Mapping[int, State]) -> None:
         """A checkpoint with these markers was written; called only where ``clients_keep_states``."""
@@ -143,6 +165,10 @@ class Engine(ABC):
     def close(self) -> None:
         """Release processes and memory; the next call starts new ones."""
         return
+
+
+def _is_marker(state: State) -> bool:
+    return state.keys() == {"round"}
 
 
 def check_answers(engine: Engine, algorithm: Algorithm) -> None:

@@ -24,6 +24,7 @@ from fedalloy.core.contributions import Notes
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
+from fedalloy.core.store import Kept
 from fedalloy.core.types import Cohort, Context, Contributions, State, Work
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.cluster.cohort import Places, RayCohort
@@ -114,9 +115,20 @@ class Ray(Engine):
         told, self._pool.lost = self._pool.lost, []
         return {"lost_workers": told}
 
+    def check_place(self) -> None:
+        """Refuse a folder of states that cannot be written."""
+        if self.states is not None:
+            self._states_of_run().check_place()
+
     def claim_states(self, run: str) -> None:
         """Take the folder for the states of this run."""
         self._states_of_run().claim(run)
+
+    def check_states(self, kept: Kept) -> None:
+        """Refuse a checkpoint whose states are not in the folder."""
+        super().check_states(kept)
+        if self.states is not None:
+            self._states_of_run().check(kept)
 
     def read_states(self, markers: Mapping[int, State]) -> dict[int, State]:
         """From the folder of states."""
@@ -154,7 +166,7 @@ class Ray(Engine):
             shape = WorkerShape(count or 1, self.cpus_per_worker, self.gpus_per_worker)
             self._pool = WorkerPool(shape, self._settings())
             if self.address == LOCAL:
-                self._pool.check_room()
+                self._pool.use_this_machine(self._cores())
             if self.workers is None:
                 self._pool.use_whole_cluster()
         if self.states is not None and not self._states_of_run().claimed:
@@ -163,8 +175,10 @@ class Ray(Engine):
         return self._pool
 
     def _local_workers(self) -> int:
-        cores = self._threads or os.cpu_count() or 1
-        return max(1, int(cores / self.cpus_per_worker))
+        return WorkerShape(1, self.cpus_per_worker, 0).at_once(self._cores())
+
+    def _cores(self) -> int:
+        return self._threads or os.cpu_count() or 1
 
     def _settings(self) -> Settings:
         kind, options = self._inner()

@@ -33,7 +33,7 @@ from fedalloy.experiment.records.reading import name_of
 from fedalloy.experiment.round import Federation, RoundResult, Stopwatch, known_sizes, run_round
 from fedalloy.experiment.sizes import KnownSizes
 from fedalloy.experiment.starting import assemble, begin
-from fedalloy.experiment.storing import contributions_limit, make_store
+from fedalloy.experiment.storing import check_states, contributions_limit, make_store
 from fedalloy.experiment.tracking import Tracker, as_callbacks
 from fedalloy.experiment.trained import Trained
 
@@ -149,6 +149,7 @@ def run(
     hooks = Hooks(as_callbacks(track, callbacks, watcher, folder))
     fed = assemble(algorithm, task, config)
     state = begin(fed, initial)
+    fed.engine.check_place()
     claim, opened = None, None
     if folder is not None:
         claim = _claim(algorithm, task, config, state, recipe or {})
@@ -190,7 +191,7 @@ def _claim(
 def _restore(session: Session, folder: RunFolder, agreed: Agreement, start_over: bool) -> None:
     """Go back to the last checkpoint and cut the records to it; everything is checked before anything is changed."""
     config, solver, store = session.fed.config, session.fed.algorithm.solver, session.store
-    saved = None if start_over else folder.latest(accept=lambda found: store.check(found.clients))
+    saved = None if start_over else folder.latest(accept=lambda found: check_states(session.fed, store, found.clients))
     if saved is not None:
         check_last(folder.path, saved, config, solver, agreed.there)
     longer = saved is not None and LAST in saved.extra and config.rounds > saved.round

@@ -9,6 +9,7 @@ from pathlib import Path
 from fedalloy.core.algorithm import ServerState
 from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import ClientStore
+from fedalloy.core.store import Kept
 from fedalloy.engines.out_of_core import LIMIT_MB, StorageLimit
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.opening import RUN_ID
@@ -47,6 +48,13 @@ def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) ->
     if fed.engine.clients_keep_states:
         fed.engine.claim_states(_name_of_its_own(folder))
     return open_store(one, fed.task.population, config.client_memory_mb, place, config.device)
+
+
+def check_states(fed: Federation, store: ClientStore, kept: Kept) -> None:
+    """Refuse a checkpoint whose states of clients are missing, or kept where this run does not look for them."""
+    if fed.algorithm.stateful:
+        fed.engine.check_states(kept)
+    store.check(kept)
 
 
 def _name_of_its_own(folder: RunFolder | None) -> str:

@@ -19,6 +19,18 @@ class WorkerShape:
     cpus: float
     gpus: float
 
+    def at_once(self, cores: int) -> int:
+        """How many can run at the same time on one machine."""
+        return max(1, int(cores / self.cpus))
+
+    def too_many(self, cores: int) -> str:
+        """What more workers than that mean."""
+        most, each = self.at_once(cores), f"{self.cpus:g} CPUs each"
+        return (
+            f"{self.count} workers of {each} share {cores} cores of this machine: more than {most} take turns, and "
+            f"each needs memory; the run begins with {most}, the others join when they have started"
+        )
+
 
 @dataclass(eq=False)
 class PoolWorker:

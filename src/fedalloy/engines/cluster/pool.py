@@ -45,6 +45,7 @@ STARTS = 6
 ADDED_HERE = 1 << 18
 """Numbers up to which the driver itself adds the blocks' sums: for so few, messages between workers cost more."""
 START_SECONDS = 180.0
+TELL_SECONDS = 20.0  # after which a run that waits for workers says so
 MUST_AGREE = ("fedalloy", "torch", "data")
 
 
@@ -65,7 +66,7 @@ class WorkerPool:
         self._running: dict[Any, tuple[PoolWorker, int]] = {}
         self._own_identity: dict[str, str] = {}
         self._task_reference: Any = None
-        self._failed_starts, self._why = 0, ""
+        self._failed_starts, self._why, self._awaited = 0, "", 0
 
     # ------------------------------------------------------------------------------------------ workers
 
@@ -83,10 +84,13 @@ class WorkerPool:
             self._start(member)
         self._await_first()
 
-    def check_room(self) -> None:
-        """Refuse workers for which this machine will never have room, instead of waiting for others to join."""
+    def use_this_machine(self, cores: int) -> None:
+        """Refuse workers for which there will never be room; those that share its cores are not waited for."""
         if not self._capacity():
             raise SpecError(f"engine 'ray': no worker fits into this machine; {self._needs()}")
+        self._awaited = self.shape.at_once(cores)
+        if self.shape.count > self._awaited:
+            log.warning("engine 'ray': %s", self.shape.too_many(cores))
 
     def use_whole_cluster(self) -> None:
         """As many workers as the cluster has room for now."""
@@ -112,13 +116,18 @@ class WorkerPool:
 
     def _await_first(self) -> None:
         """Wait for all workers that the cluster has room for now, at least one; the others may join later."""
-        end, capacity = time.monotonic() + START_SECONDS, self._capacity()
-        wanted = max(1, min(capacity, self.shape.count))
+        end = time.monotonic() + START_SECONDS
+        wanted = max(1, min(self._capacity(), self.shape.count, self._awaited or self.shape.count))
         while self._starting and len(self.members) < wanted and (left := end - time.monotonic()) > 0:
-            self._handle_next(list(self._starting), left, deque())
+            ready, _ = self.ray.wait(list(self._starting), num_returns=1, timeout=min(left, TELL_SECONDS))
+            for reference in ready:
+                self._handle_new(reference)
+            if not ready:
+                told = len(self.members), wanted, end - time.monotonic()
+                log.warning("engine 'ray': %d of %d workers have started; %.0f s are left", *told)
         if not self.members:
             raise ClusterError(f"engine 'ray': no worker started within {START_SECONDS:g} s; {self._needs()}")
-        if self._starting:
+        if self._starting and not self._awaited:
             log.warning("engine 'ray': %d of %d workers wait; %s", len(self._starting), self.shape.count, self._needs())
 
     def _capacity(self) -> int:

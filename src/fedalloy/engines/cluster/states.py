@@ -14,7 +14,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,18 +103,22 @@ class OwnedStates:
     _named: list[dict[int, int]] = field(default_factory=list)
     _there: set[tuple[int, int]] = field(default_factory=set)
 
+    def check_place(self) -> None:
+        """Refuse a folder in which nothing can be written, before anything else is: a file is made and removed."""
+        folder = self.files.folder
+        trial = folder / f".{uuid.uuid4().hex}{_PART}"
+        with _in_words(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                trial.write_bytes(b"{}")
+            finally:
+                trial.unlink(missing_ok=True)
+
     def claim(self, run: str) -> None:
         """Refuse a folder with the states of another run."""
         folder, owner = self.files.folder, self.files.folder / _OWNER
-        try:
+        with _in_words(folder):
             self._mark(run, owner)
-        except OSError as error:
-            if isinstance(error, _NOT_THIS_FOLDER) or error.errno == errno.EROFS:
-                raise SpecError(
-                    f"engine 'ray': states = '{folder}' cannot be used ({error.strerror}): name a folder in which this "
-                    "machine and those of the workers may write"
-                ) from error
-            raise
         found = _run_of(owner)
         if found != run:
             raise SpecError(
@@ -130,10 +134,15 @@ class OwnedStates:
         """Make the folder, if it is not there, and the file that says whose it is."""
         folder = owner.parent
         folder.mkdir(parents=True, exist_ok=True)
-        if not owner.exists() and any(folder.iterdir()):
+        if not owner.exists() and any(one.suffix != _PART for one in folder.iterdir()):
             raise SpecError(f"engine 'ray': the folder states = '{folder}' holds other files: choose an empty one")
         with suppress(FileExistsError), owner.open("x") as file:  # of two runs that begin together, one makes it
-            json.dump({"run": run, "id": uuid.uuid4().hex}, file)
+            try:
+                file.write(json.dumps({"run": run, "id": uuid.uuid4().hex}))
+                file.flush()
+            except OSError:
+                owner.unlink()  # on a full disk it would be nobody's
+                raise
 
     def wrote(self, markers: Mapping[int, State]) -> None:
         """Remember what the workers wrote in a round."""
@@ -149,9 +158,32 @@ class OwnedStates:
                 self.files.remove(client, written)
                 self._there.discard((client, written))
 
+    def check(self, kept: Mapping[int, State]) -> None:
+        """Refuse markers of states that are not in the folder; a state that is no marker was sent with its order."""
+        markers = {(client, int(one["round"])) for client, one in kept.items() if one.keys() == {"round"}}
+        if missing := sorted(markers - self._there):
+            raise CheckpointError(
+                f"the states of {len(missing)} clients are missing in states = '{self.files.folder}' (the first is "
+                f"that of client {missing[0][0]} from round {missing[0][1]}): name the folder that the run began with, "
+                "or restore its files"
+            )
+
     def read(self, markers: Mapping[int, State]) -> dict[int, State]:
         """The states that markers stand for."""
         return {client: self.files.read(client, int(one["round"])) for client, one in markers.items()}
+
+
+@contextmanager
+def _in_words(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, _NOT_THIS_FOLDER) or error.errno == errno.EROFS:
+            raise SpecError(
+                f"engine 'ray': states = '{folder}' cannot be used ({error.strerror}): name a folder in which this "
+                "machine and those of the workers may write"
+            ) from error
+        raise
 
 
 def _run_of(owner: Path) -> str:
